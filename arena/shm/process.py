@@ -1,0 +1,100 @@
+"""Processes as facts: who one is, and whether it has ended."""
+
+from __future__ import annotations
+
+import os
+import select
+from dataclasses import dataclass
+from functools import cache
+
+
+def start_time(pid: int) -> int | None:
+    """The process's start time in clock ticks since boot (field 22 of proc(5) ``stat``); None if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(text[text.rindex(b")") + 2 :].split()[19])
+
+
+def own_start_time() -> int:
+    """This process's start time."""
+    start = start_time(os.getpid())
+    if start is None:
+        raise OSError("/proc/self/stat cannot be read: arena needs a mounted /proc")
+    return start
+
+
+@cache
+def boot_id() -> str:
+    """Differs from machine to machine and from boot to boot."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return "unknown"
+
+
+def pid_namespace() -> int:
+    """The inode of this process's PID namespace: pids and /proc mean the same to all processes in it."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+@dataclass
+class Peer:
+    """A watched process.  Only a readable pidfd proves its death: that is the last thing the kernel does in an exit.
+
+    Without pidfd (kernels before 5.3, or a seccomp filter) a death is only suspected, and ``is_dead`` stays False.
+    """
+
+    pid: int
+    start: int
+    pidfd: int
+
+    @staticmethod
+    def watch(pid: int, start: int) -> Peer:
+        """Watches a process; one that has ended, or whose pid is another's by now, is dead from the start."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return Peer(pid, start, _DEAD)
+        except (OSError, AttributeError):
+            return Peer(pid, start, _UNWATCHED)
+        if start_time(pid) != start:
+            os.close(pidfd)
+            return Peer(pid, start, _DEAD)
+        return Peer(pid, start, pidfd)
+
+    def is_dead(self) -> bool:
+        """Whether the process has ended, for a fact."""
+        if self.pidfd < 0:
+            return self.pidfd == _DEAD
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def is_suspect(self) -> bool:
+        """Whether the process seems to have ended, where that cannot be proved."""
+        return self.pidfd == _UNWATCHED and start_time(self.pid) != self.start
+
+    def how_it_ended(self) -> str:
+        """``exit 1``, ``signal 9`` for a child of this process that nobody has waited for; else ``unknown``."""
+        if self.pidfd < 0:
+            return "unknown"
+        try:
+            info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except OSError:
+            return "unknown"
+        if info is None:
+            return "unknown"
+        return f"exit {info.si_status}" if info.si_code == os.CLD_EXITED else f"signal {info.si_status}"
+
+    def close(self) -> None:
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+        self.pidfd = _UNWATCHED if self.pidfd != _DEAD else _DEAD
+
+
+_DEAD = -1
+_UNWATCHED = -2

@@ -1,0 +1,1 @@
+"""The `arena` command and what its subcommands are made of."""

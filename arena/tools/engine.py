@@ -1,0 +1,215 @@
+"""The demo's engine: starts the workers, sends the waves, measures, and reports."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from arena.tools import worker
+from arena.tools.images import FrameSize
+from arena.tools.report import Result, Sample, summarise
+from arena.tools.transports import TRANSPORTS, ArenaWriter, Writer, now_ns
+from arena.tools.workload import Payload, Step, payloads, wave
+
+STEP_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 120.0
+EXIT_TIMEOUT_S = 10.0
+
+
+class WorkerFailed(RuntimeError):
+    """A worker raised, ended or fell silent; the text says which and why."""
+
+
+class Crew:
+    """The worker processes and the writers that reach them."""
+
+    def __init__(self, n_workers: int, names: Sequence[str]) -> None:
+        self.n_workers = n_workers
+        self.writers: dict[str, Writer] = {}
+        self._acknowledgements: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        try:
+            for name in names:
+                self.writers[name] = TRANSPORTS[name](n_workers)
+            self._start(names[0])
+        except BaseException:
+            self.close(timeout_s=0)
+            raise
+
+    def _start(self, first: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        for rank in range(self.n_workers):
+            receiving, sending = context.Pipe(duplex=False)
+            endpoints = {name: writer.endpoint(rank) for name, writer in self.writers.items()}
+            process = context.Process(
+                target=worker.run, args=(rank, endpoints, first, sending), name=f"worker-{rank}", daemon=True
+            )
+            process.start()
+            sending.close()
+            self._acknowledgements.append(receiving)
+            self._processes.append(process)
+        for name, writer in self.writers.items():
+            self._await_ready(name, writer)
+
+    def _await_ready(self, name: str, writer: Writer) -> None:
+        """In the order in which the workers connect; a worker that has failed is told at once."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while True:
+            try:
+                return writer.wait_until_ready(timeout_s=1.0)
+            except TimeoutError:
+                self._raise_failures()
+                if time.monotonic() > deadline:
+                    raise WorkerFailed(f"{name}: not all workers connected within {READY_TIMEOUT_S} s") from None
+
+    def _raise_failures(self) -> None:
+        for rank, connection in enumerate(self._acknowledgements):
+            if connection.poll():
+                self._read(connection, rank)
+
+    def step(self, transport: str, step: Step) -> tuple[Sample | None, list[str]]:
+        """Send one step, await every acknowledgement; the sample if it brought an image, and the wrong tensors."""
+        writer = self.writers[transport]
+        before, cpu_ns, start_ns = writer.counters(), time.process_time_ns(), now_ns()
+        writer.send(step, STEP_TIMEOUT_S)
+        sent_ns = now_ns()
+        answers = self._await_acknowledgements(step.number)
+        cpu_ns = time.process_time_ns() - cpu_ns
+        wrong = [f"{transport}, worker {answer.rank}: {fault}" for answer in answers for fault in answer.wrong]
+        if not step.new_requests:
+            return None, wrong
+        payload = step.new_requests[0].payload
+        sample = Sample(
+            payload.name,
+            payload.nbytes,
+            (sent_ns - start_ns) / 1e6,
+            (max(answer.received_ns for answer in answers) - start_ns) / 1e6,
+            cpu_ns / 1e6,
+            writer.counters().since(before).bytes_copied,
+        )
+        return sample, wrong
+
+    def _await_acknowledgements(self, number: int) -> list[worker.Acknowledgement]:
+        waiting = {connection: rank for rank, connection in enumerate(self._acknowledgements)}
+        answers = []
+        deadline = time.monotonic() + STEP_TIMEOUT_S
+        while waiting:
+            ready = wait(list(waiting), deadline - time.monotonic())
+            if not ready:
+                raise WorkerFailed(f"no answer to step {number} within {STEP_TIMEOUT_S} s from {[*waiting.values()]}")
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                answers.append(self._read(connection, waiting.pop(connection)))
+        return answers
+
+    @staticmethod
+    def _read(connection: Connection, rank: int) -> worker.Acknowledgement:
+        try:
+            answer = connection.recv()
+        except EOFError:
+            raise WorkerFailed(f"worker {rank} ended without a word") from None
+        if isinstance(answer, worker.Failure):
+            raise WorkerFailed(f"worker {answer.rank} failed:\n{answer.text}")
+        assert isinstance(answer, worker.Acknowledgement)
+        return answer
+
+    def close(self, timeout_s: float = EXIT_TIMEOUT_S) -> None:
+        """Let the workers end, end those that do not, release the transports."""
+        deadline = time.monotonic() + timeout_s
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for writer in self.writers.values():
+            writer.close()
+        for connection in self._acknowledgements:
+            connection.close()
+
+
+@contextlib.contextmanager
+def crew(n_workers: int, names: Sequence[str]) -> Iterator[Crew]:
+    """A `Crew` that is gone afterwards; at once if something went wrong."""
+    running = Crew(n_workers, names)
+    try:
+        yield running
+    except BaseException:
+        running.close(timeout_s=0)
+        raise
+    running.close()
+
+
+Progress = Callable[[str, float], object]
+"""Called with what is being done and the part of the whole that is done."""
+
+
+def run(
+    n_workers: int, seconds: float, sizes: Sequence[FrameSize], seed: int, names: Sequence[str], progress: Progress
+) -> Result:
+    """The main job: the same waves of requests over every transport, in turns, for each size."""
+    result = Result(n_workers, seed)
+    rng = random.Random(seed)
+    progress("starting the workers", 0.0)
+    with crew(n_workers, names) as running:
+        turns = _Turns(running, names, rng, result)
+        for index, size in enumerate(sizes):
+            progress(f"{size}: preparing images", index / len(sizes))
+            images = payloads(size, seed + index)
+            deadline = time.monotonic() + seconds / len(sizes)
+            before = {name: writer.counters() for name, writer in running.writers.items()}
+            samples: dict[str, list[Sample]] = {name: [] for name in names}
+            while True:
+                for name in names:
+                    left = max(0.0, deadline - time.monotonic()) * len(sizes) / seconds
+                    progress(f"{size}: {name}", (index + 1 - left) / len(sizes))
+                    samples[name] += turns.wave(name, images)
+                if time.monotonic() > deadline:
+                    break
+            for name in names:
+                counters = running.writers[name].counters().since(before[name])
+                result.rows.append(summarise(str(size), name, samples[name], counters))
+        turns.finish()
+        result.slots_leaked = _slots_leaked(running)
+    return result
+
+
+class _Turns:
+    """Sends waves by turns; a step tells the workers where the next one comes from, so it is held back till then."""
+
+    def __init__(self, running: Crew, names: Sequence[str], rng: random.Random, result: Result) -> None:
+        self._crew, self._rng, self._result = running, rng, result
+        self._names = names
+        self._number = 0
+
+    def wave(self, name: str, images: Sequence[Payload]) -> list[Sample]:
+        """One wave over one transport, after which the workers listen to the transport that comes next."""
+        samples = []
+        following = self._names[(self._names.index(name) + 1) % len(self._names)]
+        for step in (steps := list(wave(images, self._number, self._rng))):
+            step.then_listen_to = following if step is steps[-1] else None
+            sample, wrong = self._crew.step(name, step)
+            self._result.wrong += wrong
+            if sample is not None:
+                samples.append(sample)
+        self._number += len(steps)
+        self._result.tensors_verified += 2 * self._crew.n_workers * sum(len(image.tensors) for image in images)
+        return samples
+
+    def finish(self) -> None:
+        """Tell the workers that this was all."""
+        step = next(wave([], self._number, self._rng))
+        step.last = True
+        self._crew.step(self._names[0], step)
+
+
+def _slots_leaked(running: Crew) -> int | None:
+    writer = running.writers.get("arena")
+    if not isinstance(writer, ArenaWriter):
+        return None
+    figures = writer.queue.statistics()
+    return figures.slots_total - figures.slots_free

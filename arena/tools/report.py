@@ -1,0 +1,132 @@
+"""What the demo has measured, and how it is shown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from arena.tools.transports import Counters
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One step that brought an image."""
+
+    payload: str
+    nbytes: int
+    writer_ms: float
+    last_worker_ms: float
+    engine_cpu_ms: float
+    bytes_copied: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one transport did with the images of one size; times and bytes are per step that brought an image."""
+
+    size: str
+    transport: str
+    steps: int
+    megabytes: float
+    writer_ms: float
+    last_worker_ms: float
+    engine_cpu_ms: float
+    megabytes_copied: float
+    fallbacks: dict[str, int]
+
+    @property
+    def fallbacks_total(self) -> int:
+        """All fallbacks but those of buffers that are too small to be worth a slot."""
+        return sum(count for reason, count in self.fallbacks.items() if reason != "small")
+
+
+@dataclass
+class Result:
+    """The whole run."""
+
+    workers: int
+    seed: int
+    rows: list[Row] = field(default_factory=list)
+    tensors_verified: int = 0
+    wrong: list[str] = field(default_factory=list)
+    slots_leaked: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Every tensor arrived, and stayed, as it was sent, and no slot is missing at the end."""
+        return not self.wrong and not self.slots_leaked
+
+    def verdict(self) -> str:
+        """One line."""
+        if self.wrong:
+            return f"WRONG: {len(self.wrong)} checksums differ, first: {self.wrong[0]}"
+        if self.slots_leaked:
+            return f"LEAK: {self.slots_leaked} arena slots are still taken after all requests have ended"
+        verified = f"all {self.tensors_verified} checksums right"
+        largest = {row.transport: row for row in self.rows if row.size == self.rows[-1].size}
+        arena = largest.pop("arena", None)
+        if arena is None or not largest:
+            return verified
+        gains = ", ".join(
+            f"{row.last_worker_ms / arena.last_worker_ms:.1f}x sooner than {name}" for name, row in largest.items()
+        )
+        return f"arena: {verified}; at {arena.size} the last of {self.workers} workers has the image {gains}"
+
+    def as_json(self) -> dict[str, object]:
+        """Everything, for `--json`."""
+        return {**asdict(self), "ok": self.ok, "verdict": self.verdict()}
+
+
+def summarise(size: str, name: str, samples: Sequence[Sample], counters: Counters) -> Row:
+    """Medians per kind of payload, then their mean, so that rounds cut short weigh no kind more than another."""
+    kinds: dict[str, list[Sample]] = {}
+    for sample in samples:
+        kinds.setdefault(sample.payload, []).append(sample)
+
+    def typical(figure: Callable[[Sample], float]) -> float:
+        return statistics.mean(statistics.median(map(figure, alike)) for alike in kinds.values())
+
+    return Row(
+        size,
+        name,
+        len(samples),
+        typical(lambda sample: sample.nbytes / 1e6),
+        typical(lambda sample: sample.writer_ms),
+        typical(lambda sample: sample.last_worker_ms),
+        typical(lambda sample: sample.engine_cpu_ms),
+        typical(lambda sample: sample.bytes_copied / 1e6),
+        dict(counters.fallbacks),
+    )
+
+
+def table(result: Result) -> Table:
+    """One line per size and transport."""
+    from rich.table import Table
+
+    shown = Table(title=f"per step that brings an image, {result.workers} workers, median of its kind")
+    for heading in ("size", "transport"):
+        shown.add_column(heading)
+    for heading in ("steps", "MB", "writer ms", "last worker ms", "engine CPU ms", "copied MB", "fallbacks"):
+        shown.add_column(heading, justify="right")
+    previous = None
+    for row in result.rows:
+        if previous not in (None, row.size):
+            shown.add_section()
+        shown.add_row(
+            "" if row.size == previous else row.size,
+            row.transport,
+            str(row.steps),
+            f"{row.megabytes:.1f}",
+            f"{row.writer_ms:.2f}",
+            f"{row.last_worker_ms:.2f}",
+            f"{row.engine_cpu_ms:.2f}",
+            f"{row.megabytes_copied:.1f}",
+            str(row.fallbacks_total),
+        )
+        previous = row.size
+    return shown

@@ -1,0 +1,105 @@
+"""The demo's worker process: receives steps, keeps what is alive, verifies every tensor, acknowledges."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+
+import torch
+
+from arena.tools.transports import Endpoint, now_ns
+from arena.tools.workload import NewRequest, Payload, Step, checksum
+
+SILENCE_MAX_S = 600.0
+
+
+@dataclass(frozen=True)
+class Acknowledgement:
+    """A worker's answer to one step: when it had the message, and which tensors were wrong."""
+
+    rank: int
+    step: int
+    received_ns: int
+    wrong: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A worker's last words."""
+
+    rank: int
+    text: str
+
+
+class Residents:
+    """The requests that are alive in this worker, with their tensors."""
+
+    def __init__(self) -> None:
+        self._payloads: dict[str, Payload] = {}
+
+    def admit(self, request: NewRequest) -> list[str]:
+        """Keep the request's tensors and verify them as they came."""
+        self._payloads[request.request_id] = request.payload
+        return self._verify(request.request_id)
+
+    def end(self, request_id: str) -> list[str]:
+        """Verify the tensors once more, after the steps that they were kept for, and let go of them."""
+        wrong = self._verify(request_id)
+        del self._payloads[request_id]
+        return wrong
+
+    def _verify(self, request_id: str) -> list[str]:
+        payload = self._payloads[request_id]
+        return [
+            f"{request_id}: {name} of {payload.name}"
+            for name, tensor in payload.tensors.items()
+            if checksum(tensor) != payload.checksums[name]
+        ]
+
+
+def run(rank: int, endpoints: Mapping[str, Endpoint], first: str, acknowledge: Connection) -> None:
+    """Serve until the last step; what goes wrong is told to the engine."""
+    die_with_parent()
+    torch.set_num_threads(1)
+    try:
+        _serve(rank, endpoints, first, acknowledge)
+    except Exception:
+        acknowledge.send(Failure(rank, traceback.format_exc()))
+
+
+def die_with_parent() -> None:
+    """End this process when its parent ends, however that was killed; leave Ctrl-C to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if parent is None:
+        raise RuntimeError("die_with_parent() must be called in a child of multiprocessing")
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+
+
+def _serve(rank: int, endpoints: Mapping[str, Endpoint], first: str, acknowledge: Connection) -> None:
+    readers = {name: endpoint.open() for name, endpoint in endpoints.items()}
+    residents = Residents()
+    name, last = first, False
+    while not last:
+        step: Step = readers[name].receive(SILENCE_MAX_S)
+        received_ns = now_ns()
+        wrong = [fault for request in step.new_requests for fault in residents.admit(request)]
+        wrong += [fault for request_id in step.finished_ids for fault in residents.end(request_id)]
+        answer = Acknowledgement(rank, step.number, received_ns, tuple(wrong))
+        name, last = step.then_listen_to or name, step.last
+        del step
+        acknowledge.send(answer)
+    for reader in readers.values():
+        reader.close()

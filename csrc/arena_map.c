@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Mappings that C owns: counted by the queue and by every lease, unmapped by the last of them.  A
+ * mapping that Python owned would be torn down at interpreter exit under live tensors.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "arena_internal.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+#define POPULATE_BYTES (32u << 20) /* per call, so that a signal is not held up */
+
+static _Atomic int64_t maps_live;
+static pthread_mutex_t guard_lock = PTHREAD_MUTEX_INITIALIZER;
+static volatile int *guard;
+
+/* One page that fork wipes: a finalizer reads it and is inert in a child.  getpid() would be a
+ * system call, and would not notice a raw clone.  A child that maps anew gets a page of its own. */
+static volatile int *alive_page(void) {
+    pthread_mutex_lock(&guard_lock);
+    if (!guard || !*guard) {
+        int *page = mmap(NULL, ARENA_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (page == MAP_FAILED || madvise(page, ARENA_PAGE, MADV_WIPEONFORK) != 0) {
+            if (page != MAP_FAILED) munmap(page, ARENA_PAGE);
+            pthread_mutex_unlock(&guard_lock);
+            return NULL;
+        }
+        *page = 1;
+        guard = page;
+    }
+    pthread_mutex_unlock(&guard_lock);
+    return guard;
+}
+
+static char *map_part(int fd, uint64_t nbytes, uint64_t offset, int protection, int flags) {
+    if (fd < 0) flags |= MAP_ANONYMOUS, offset = 0;
+    char *part = mmap(NULL, nbytes, protection, flags, fd, (off_t)offset);
+    if (part == MAP_FAILED) return NULL;
+    if (fd >= 0 && madvise(part, nbytes, MADV_DONTFORK) != 0) { /* a child must not keep a dead reader's view */
+        int error = errno;
+        munmap(part, nbytes);
+        errno = error;
+        return NULL;
+    }
+    return part;
+}
+
+arena_mapping *arena_map(int fd, const arena_geometry *geometry, int access, int *error) {
+    arena_mapping *m = calloc(1, sizeof *m);
+    volatile int *alive = m ? alive_page() : NULL;
+    if (!alive) goto fail;
+    m->geometry = *geometry;
+    m->alive = alive;
+    m->references = 1;
+    m->control = map_part(fd, geometry->control_bytes, 0, PROT_READ | PROT_WRITE, MAP_SHARED);
+    if (!m->control) goto fail;
+    int protection = access == ARENA_ACCESS_READONLY ? PROT_READ : PROT_READ | PROT_WRITE;
+    int flags = access == ARENA_ACCESS_PRIVATE ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED;
+    if (geometry->data_bytes) m->data = map_part(fd, geometry->data_bytes, geometry->control_bytes, protection, flags);
+    if (geometry->data_bytes && !m->data) goto fail;
+    atomic_fetch_add(&maps_live, 1);
+    return m;
+fail:
+    *error = errno ? errno : ENOMEM;
+    if (m && m->control) munmap(m->control, geometry->control_bytes);
+    free(m);
+    return NULL;
+}
+
+void arena_map_retain(arena_mapping *m) { atomic_fetch_add((_Atomic int64_t *)&m->references, 1); }
+
+void arena_map_release(arena_mapping *m) {
+    if (!*m->alive) return; /* a forked child: nothing is mapped here, the struct is left to its exit */
+    if (atomic_fetch_sub((_Atomic int64_t *)&m->references, 1) != 1) return;
+    munmap(m->control, m->geometry.control_bytes);
+    if (m->data) munmap(m->data, m->geometry.data_bytes);
+    atomic_fetch_sub(&maps_live, 1);
+    free(m);
+}
+
+int arena_map_is_alive(arena_mapping *m) { return *m->alive; }
+
+int64_t arena_maps_live(void) { return atomic_load(&maps_live); }
+
+/* Page by page, and never clobbering a byte that another process writes meanwhile. */
+static void touch_pages(char *address, uint64_t nbytes, int write) {
+    for (uint64_t i = 0; i < nbytes; i += ARENA_PAGE) {
+        _Atomic char *byte = (_Atomic char *)(address + i);
+        if (write)
+            atomic_fetch_or(byte, 0);
+        else
+            (void)atomic_load(byte);
+    }
+}
+
+/* Takes the pages of a range now; an errno where memory is short.  Kernels before 5.14 touch each
+ * page instead (and would meet a shortage as SIGBUS: capacity is checked before). */
+int arena_populate(char *address, uint64_t nbytes, int write) {
+    for (uint64_t done = 0; done < nbytes;) {
+        uint64_t n = nbytes - done < POPULATE_BYTES ? nbytes - done : POPULATE_BYTES;
+        if (madvise(address + done, n, write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0) {
+            done += n;
+        } else if (errno == EINVAL) {
+            touch_pages(address + done, nbytes - done, write);
+            return 0;
+        } else if (errno != EINTR && errno != EAGAIN) {
+            return errno;
+        }
+    }
+    return 0;
+}
+
+/* Drops this process's private copies of a range, so that reads see the writer's bytes again. */
+int arena_discard(char *address, uint64_t nbytes) {
+    return madvise(address, nbytes, MADV_DONTNEED) == 0 ? 0 : errno;
+}
+
+int arena_advise_huge(char *address, uint64_t nbytes) {
+    return madvise(address, nbytes, MADV_HUGEPAGE) == 0 ? 0 : errno;
+}
+
+uint64_t arena_layout_constant(int which) {
+    switch (which) {
+    case 0: return ARENA_MAGIC;
+    case 1: return ARENA_VERSION;
+    case 2: return sizeof(struct arena_header);
+    case 3: return offsetof(struct arena_header, published);
+    case 4: return offsetof(struct arena_header, writer_park);
+    case 5: return offsetof(struct arena_header, writer_closed);
+    case 6: return offsetof(struct arena_header, trace_stamp);
+    case 7: return sizeof(struct arena_member);
+    case 8: return offsetof(struct arena_member, consumed);
+    case 9: return offsetof(struct arena_member, park);
+    case 10: return sizeof(struct arena_slot);
+    default: return 0;
+    }
+}

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The native calls.  The part between the two marks is plain enough for cffi and is read by
+ * build_native.py: what stands there is the whole surface that arena/shm/native.py can see.
+ * No call needs the GIL, and cffi drops it around each.
+ */
+#ifndef ARENA_NATIVE_H
+#define ARENA_NATIVE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* cdef begin */
+
+/* ---- results ---- */
+#define ARENA_OK 0
+#define ARENA_NO_ROOM -1   /* the ring cannot take the record now */
+#define ARENA_EMPTY -2     /* nothing published beyond this reader's position */
+#define ARENA_CLOSED -3    /* shutdown() in this process */
+#define ARENA_CORRUPT -4   /* a shared word that the protocol cannot have written */
+#define ARENA_STALE -5     /* the slot carries another generation */
+
+/* ---- sizes that layout.py checks ---- */
+uint64_t arena_layout_constant(int which);
+
+/* ---- steps: every shared access can stop here ---- */
+void arena_steps_arm(int64_t at, int signal_number);
+int64_t arena_steps_taken(void);
+const char *arena_step_name(int step);
+int arena_step_last(void);
+
+/* ---- mapping ---- */
+typedef struct arena_geometry { /* from the validated header: never re-read from shared memory */
+    uint32_t n_readers;
+    uint32_t n_slots;
+    uint64_t slots_offset;
+    uint64_t done_offset;
+    uint64_t hold_offset;
+    uint64_t row_bytes;
+    uint64_t ring_offset;
+    uint64_t ring_bytes;
+    uint64_t control_bytes;
+    uint64_t data_bytes;
+} arena_geometry;
+
+typedef struct arena_mapping {
+    char *control;
+    char *data;
+    arena_geometry geometry;
+    int64_t references;
+    volatile int *alive; /* a page that fork wipes: 0 in a child */
+} arena_mapping;
+
+#define ARENA_ACCESS_SHARED 0
+#define ARENA_ACCESS_READONLY 1
+#define ARENA_ACCESS_PRIVATE 2
+
+/* fd < 0: anonymous memory, for tests that step and snapshot the protocol in one process */
+arena_mapping *arena_map(int fd, const arena_geometry *geometry, int access, int *error);
+void arena_map_retain(arena_mapping *m);
+void arena_map_release(arena_mapping *m);
+int arena_map_is_alive(arena_mapping *m);
+int64_t arena_maps_live(void);
+int arena_populate(char *address, uint64_t nbytes, int write);
+int arena_discard(char *address, uint64_t nbytes);
+int arena_advise_huge(char *address, uint64_t nbytes);
+
+/* ---- copies ---- */
+void arena_copy(char *to, const char *from, uint64_t nbytes, int threads);
+int arena_copy_cold(int fd, uint64_t file_offset, char *to, const char *from, uint64_t nbytes);
+
+/* ---- members ---- */
+uint64_t arena_member_read(arena_mapping *m, uint32_t rank);
+int arena_member_claim(arena_mapping *m, uint32_t rank, uint64_t expected, uint64_t desired);
+void arena_member_write(arena_mapping *m, uint32_t rank, uint64_t word);
+int arena_members_changed(arena_mapping *m, const uint64_t *words, uint32_t n_words);
+int arena_writer_is_closed(arena_mapping *m);
+void arena_wake_writer(arena_mapping *m);
+
+/* ---- ring, writer ---- */
+typedef struct arena_ring_writer {
+    arena_mapping *m;
+    uint64_t position;     /* next byte to publish */
+    uint64_t padding;      /* bytes skipped before the reserved record */
+    uint64_t min_consumed; /* of the members, as last seen */
+    uint64_t members;      /* mask of the ranks whose cursors count */
+    int64_t corrupt_rank;  /* whose cursor is impossible, or -1 */
+    uint32_t closed;
+} arena_ring_writer;
+
+uint64_t arena_record_footprint(uint64_t nbytes);
+int64_t arena_ring_reserve(arena_ring_writer *w, uint64_t nbytes);
+void arena_ring_write(arena_ring_writer *w, uint64_t nbytes, char **parts, const uint64_t *sizes, uint32_t n_parts);
+void arena_ring_publish(arena_ring_writer *w, uint64_t nbytes);
+void arena_ring_wake_readers(arena_ring_writer *w);
+int arena_ring_send(arena_ring_writer *w, uint64_t nbytes, char **parts, const uint64_t *sizes, uint32_t n_parts);
+void arena_ring_writer_park(arena_ring_writer *w);
+int arena_ring_writer_recheck(arena_ring_writer *w, uint64_t nbytes);
+void arena_ring_writer_sleep(arena_ring_writer *w, uint64_t slice_us);
+void arena_ring_writer_unpark(arena_ring_writer *w);
+int arena_ring_wait_room(arena_ring_writer *w, uint64_t nbytes, uint64_t slice_us);
+int arena_ring_wait_members(arena_ring_writer *w, const uint64_t *words, uint32_t n_words, uint64_t slice_us);
+void arena_ring_admit(arena_ring_writer *w, uint32_t rank, uint64_t joined_word);
+void arena_ring_writer_shutdown(arena_ring_writer *w);
+void arena_ring_writer_close(arena_ring_writer *w);
+uint64_t arena_ring_published(arena_mapping *m);
+uint64_t arena_ring_consumed(arena_mapping *m, uint32_t rank);
+
+/* ---- ring, reader ---- */
+typedef struct arena_ring_reader {
+    arena_mapping *m;
+    uint64_t position; /* start of the record that read found, or of the next one */
+    uint64_t end;      /* position after that record */
+    char *record;
+    uint64_t record_bytes;
+    uint32_t rank;
+    uint32_t closed;
+} arena_ring_reader;
+
+int arena_ring_read(arena_ring_reader *r);
+void arena_ring_advance(arena_ring_reader *r);
+void arena_ring_wake_writer(arena_ring_reader *r);
+void arena_ring_reader_park(arena_ring_reader *r);
+int arena_ring_reader_recheck(arena_ring_reader *r);
+void arena_ring_reader_sleep(arena_ring_reader *r, uint64_t slice_us);
+void arena_ring_reader_unpark(arena_ring_reader *r);
+int arena_ring_wait(arena_ring_reader *r, uint64_t spin_us, uint64_t slice_us);
+int arena_ring_wait_admission(arena_ring_reader *r, uint64_t joining_word, uint64_t slice_us);
+void arena_ring_finish(arena_ring_reader *r);
+void arena_ring_leave(arena_ring_reader *r, uint64_t left_word);
+void arena_ring_reader_shutdown(arena_ring_reader *r);
+
+/* ---- slots ---- */
+void arena_slot_claim(arena_mapping *m, uint32_t slot, uint64_t generation, uint64_t offset, uint64_t nbytes,
+                      uint64_t kind);
+int arena_slot_lease(arena_mapping *m, uint32_t slot, uint64_t generation, uint64_t *offset, uint64_t *nbytes);
+void arena_slot_release(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation);
+uint32_t arena_slots_free(arena_mapping *m, const uint32_t *slots, uint32_t n, const uint64_t *generations,
+                          const uint64_t *required, uint8_t *is_free, uint64_t *impossible);
+void arena_rows_clear(arena_mapping *m, uint32_t row);
+
+/* ---- leases: DLPack tensors whose storage owns a slot, or memory of its own ---- */
+void *arena_lease_tensor(arena_mapping *m, uint64_t offset, uint32_t row, uint32_t slot, uint64_t generation,
+                         int code, int bits, int ndim, const int64_t *shape, const int64_t *strides);
+void *arena_copied_tensor(const char *from, uint64_t nbytes, int code, int bits, int ndim, const int64_t *shape,
+                          const int64_t *strides);
+uint64_t arena_capsule_destructor(void);
+int64_t arena_leases_live(void);
+
+/* cdef end */
+
+#endif

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Member words, and the shared half of the message slots.
+ * Function names are the actions of spec/models/message_slots.py.
+ */
+#include "arena_internal.h"
+
+/* ---- members -------------------------------------------------------------------------------- */
+
+uint64_t arena_member_read(arena_mapping *m, uint32_t rank) {
+    STEP(member_load);
+    return arena_member_load_acquire(&member_of(m, rank)->word);
+}
+
+int arena_member_claim(arena_mapping *m, uint32_t rank, uint64_t expected, uint64_t desired) {
+    STEP(member_cas);
+    return arena_member_cas_acq_rel(&member_of(m, rank)->word, expected, desired); /* [member.claim] */
+}
+
+void arena_member_write(arena_mapping *m, uint32_t rank, uint64_t word) {
+    STEP(member_store);
+    arena_member_store_release(&member_of(m, rank)->word, word);
+}
+
+/* Does any entry differ from what the writer saw last? */
+int arena_members_changed(arena_mapping *m, const uint64_t *words, uint32_t n_words) {
+    for (uint32_t rank = 0; rank < n_words; rank++)
+        if (arena_member_read(m, rank) != words[rank]) return 1;
+    return 0;
+}
+
+/* For a joiner: the writer may be parked in wait_until_ready. */
+void arena_wake_writer(arena_mapping *m) {
+    STEP(fence);
+    arena_fence_consumed_to_parked_seq_cst(); /* [park.consumed] */
+    wake_if_parked(&header_of(m)->writer_park);
+}
+
+/* ---- message slots -------------------------------------------------------------------------- */
+
+void arena_slot_claim(arena_mapping *m, uint32_t slot, uint64_t generation, uint64_t offset, uint64_t nbytes,
+                      uint64_t kind) {
+    struct arena_slot *entry = slot_of(m, slot);
+    STEP(gen_store);
+    arena_gen_store_relaxed(&entry->generation, generation); /* [slot.gen] */
+    STEP(extent_store);
+    entry->offset = offset;
+    entry->nbytes = nbytes;
+    entry->kind = kind;
+}
+
+/* Checks a (slot, generation) that came out of a message and gives its extent.  Every word is read
+ * once and judged as read: shared memory may change between two looks. */
+int arena_slot_lease(arena_mapping *m, uint32_t slot, uint64_t generation, uint64_t *offset, uint64_t *nbytes) {
+    if (slot >= m->geometry.n_slots) return ARENA_CORRUPT;
+    struct arena_slot *entry = slot_of(m, slot);
+    STEP(gen_load);
+    if (arena_gen_load_relaxed(&entry->generation) != generation) return ARENA_STALE; /* [slot.gen] */
+    STEP(extent_load);
+    *offset = *(volatile uint64_t *)&entry->offset;
+    *nbytes = *(volatile uint64_t *)&entry->nbytes;
+    uint64_t limit = m->geometry.data_bytes;
+    bool inside = *offset <= limit && *nbytes <= limit - *offset;
+    return inside && *offset % ARENA_PAGE == 0 ? ARENA_OK : ARENA_CORRUPT;
+}
+
+/* Idempotent, from any thread: a late or repeated store frees nobody else's generation. */
+void arena_slot_release(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation) {
+    STEP(done_store);
+    arena_done_store_release(done_of(m, row, slot), generation); /* [slot.done] */
+}
+
+/* Which of `slots` every required row has released; returns how many.  `impossible` collects the
+ * rows that claim to have released a generation that was never published. */
+uint32_t arena_slots_free(arena_mapping *m, const uint32_t *slots, uint32_t n, const uint64_t *generations,
+                          const uint64_t *required, uint8_t *is_free, uint64_t *impossible) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        is_free[i] = 1;
+        for (uint32_t row = 0; row <= m->geometry.n_readers; row++) {
+            if (!(required[i] >> row & 1)) continue;
+            STEP(done_load);
+            uint64_t done = arena_done_load_acquire(done_of(m, row, slots[i])); /* [slot.done] */
+            if (done == generations[i]) continue;
+            if (done > generations[i]) *impossible |= (uint64_t)1 << row;
+            is_free[i] = 0;
+            break;
+        }
+        count += is_free[i];
+    }
+    return count;
+}
+
+/* A dead reader's rows, before its entry becomes EMPTY. */
+void arena_rows_clear(arena_mapping *m, uint32_t row) {
+    for (uint32_t slot = 0; slot < m->geometry.n_slots; slot++) {
+        STEP(done_store);
+        arena_done_store_release(done_of(m, row, slot), 0);
+        STEP(hold_store);
+        arena_hold_store_release(hold_of(m, row, slot), 0);
+    }
+}
