@@ -42,7 +42,10 @@ def _parsed(name: str, text: str | int, like: Any) -> Any:
             raise click.BadParameter(f"{name} is yes or no, not {text!r}")
         return str(text).lower() in ("true", "yes", "1")
     if isinstance(like, int):
-        return int(text)
+        try:
+            return int(text)
+        except ValueError:
+            raise click.BadParameter(f"{name} is a number, not {text!r}") from None
     if like is None or isinstance(like, str):
         return str(text)
     raise click.BadParameter(f"{name} cannot be set here; choose a --variant")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spec.model import Drain, invariant, sometimes
+from spec.model import Drain, Sometimes, invariant, sometimes
 from spec.models.message_slots_state import (
     DEAD,
     DMA,
@@ -116,3 +116,7 @@ def rejoined(config: Config, state: State) -> bool:
     return any(slot.owner == PUBLISHED and slot.required != (True,) * config.readers for slot in state.slots) and all(
         state.alive
     )
+
+
+INVARIANTS = (in_use_is_current, leased_is_complete, named_once, no_leak)
+SOMETIMES: tuple[Sometimes, ...] = (full, shared, outlived, largest_message, orphaned_view, rejoined)

@@ -1,0 +1,285 @@
+"""The checker is checked with a model so small that every number can be counted by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+from spec import export, story
+from spec.__main__ import COMMANDS, main
+from spec.checker import Result, check, reachable
+from spec.model import Action, Drain, Invariant, Model, action, invariant, put, sometimes
+from spec.symmetry import canonicaliser
+
+
+@dataclass(frozen=True)
+class Config:
+    """Two cups; each takes so many spoons of sugar."""
+
+    spoons: int = 2
+
+
+class Cups(NamedTuple):
+    sugar: tuple[int, int]
+    spilt: bool = False
+
+
+@action("cook", over=["cup"], edge="[cup.sugar]", progress=False)
+def add(config: Config, state: Cups, cup: int) -> Cups | None:
+    """Put one spoon of sugar into a cup."""
+    if state.spilt or state.sugar[cup] == config.spoons:
+        return None
+    return state._replace(sugar=put(state.sugar, cup, state.sugar[cup] + 1))
+
+
+@action("guest {cup}", over=["cup"])
+def drink(config: Config, state: Cups, cup: int) -> Cups | None:
+    """Empty a cup."""
+    if state.spilt or not state.sugar[cup]:
+        return None
+    return state._replace(sugar=put(state.sugar, cup, 0))
+
+
+@action("cat", environment=True, progress=False)
+def spill(config: Config, state: Cups) -> Cups | None:
+    """The cat jumps onto the table when both cups are full."""
+    return state._replace(spilt=True) if state.sugar == (config.spoons, config.spoons) and not state.spilt else None
+
+
+@action("nobody")
+def never(config: Config, state: Cups) -> Cups | None:
+    """A guard that never holds."""
+    return state if min(state.sugar) > config.spoons else None
+
+
+@action("nobody", defensive=True)
+def mop(config: Config, state: Cups) -> Cups | None:
+    """A guard that never holds, on purpose."""
+    return state if min(state.sugar) > config.spoons else None
+
+
+@invariant("LOW")
+def low(config: Config, state: Cups) -> str | None:
+    """Never more than three spoons in all."""
+    return f"{sum(state.sugar)} spoons" if sum(state.sugar) > 3 else None
+
+
+@invariant("MOVES")
+def moves(config: Config, state: Cups) -> str | None:
+    """With sugar in a cup somebody can move."""
+    return "nobody can drink" if any(state.sugar) else None
+
+
+@sometimes("both cups are full")
+def both(config: Config, state: Cups) -> bool:
+    return state.sugar == (config.spoons, config.spoons)
+
+
+@sometimes("a cup overflows")
+def overflow(config: Config, state: Cups) -> bool:
+    return max(state.sugar) > config.spoons
+
+
+def swap(state: Cups) -> Cups:
+    return min(state, state._replace(sugar=state.sugar[::-1]))
+
+
+EMPTY = Drain("D", demanded=lambda config, state: True, good=lambda config, state: not any(state.sugar))
+
+
+def cups(*actions: Action, **changes: Any) -> Model:
+    base = Model("cups", Config(), (Cups((0, 0)),), actions, {"cup": range(2)}, canonical=swap)
+    return replace(base, **changes)
+
+
+def names(result: Result) -> list[str]:
+    assert result.violation is not None
+    return [str(moment.step) for moment in result.violation.run[1:]]
+
+
+def test_counts_are_exact() -> None:
+    result = check(cups(add, drink))
+    # 3 x 3 states; per cup 2 of 3 values let `add` and 2 of 3 let `drink` happen, so 2 cups x 4 x 3 transitions
+    assert (result.states, result.transitions, result.depth) == (9, 24, 4)
+    assert result.fired == {"add": 12, "drink": 12}
+    assert result.complete
+    assert result.ok
+
+
+def test_symmetry_merges_what_differs_in_numbering_only() -> None:
+    result = check(cups(add, drink), symmetry=True)
+    assert result.states == 6  # unordered pairs of {0, 1, 2}
+    assert {swap(state) for state in reachable(cups(add, drink))} == set(reachable(cups(add, drink), symmetry=True))
+
+
+def test_symmetry_needs_a_declaration() -> None:
+    with pytest.raises(ValueError, match="declares no symmetry"):
+        check(cups(add, canonical=None), symmetry=True)
+
+
+@pytest.mark.parametrize("symmetry", [False, True])
+def test_a_planted_violation_is_found_with_the_fewest_steps(symmetry: bool) -> None:
+    result = check(cups(add, drink, invariants=(low,)), symmetry=symmetry)
+    assert not result.ok
+    assert not result.complete
+    assert result.violation is not None
+    assert (result.violation.name, result.violation.complaint, result.violation.steps) == ("LOW", "4 spoons", 4)
+    assert all(name.startswith("add") for name in names(result))
+
+
+def test_a_counterexample_under_symmetry_is_a_genuine_run() -> None:
+    model = cups(add, drink, invariants=(low,))
+    violation = check(model, symmetry=True).violation
+    assert violation is not None
+    state = violation.run[0].state
+    assert state in model.initial
+    for moment in violation.run[1:]:
+        assert moment.step is not None
+        state = moment.step.action(model.config, state, *moment.step.args)
+        assert state == moment.state
+
+
+def test_a_violation_in_the_initial_state_is_found() -> None:
+    result = check(cups(add, initial=(Cups((2, 2)),), invariants=(low,)))
+    assert result.violation is not None
+    assert result.violation.steps == 0
+
+
+def test_a_dead_action_is_reported_and_a_defensive_one_is_not() -> None:
+    result = check(cups(add, drink, never, mop))
+    assert result.violation is None
+    assert result.dead_actions == ("never",)
+    assert not result.ok
+
+
+def test_a_situation_that_never_comes_is_reported() -> None:
+    result = check(cups(add, drink, sometimes=(both, overflow)))
+    assert result.never_seen == ("a cup overflows",)
+    assert not result.ok
+
+
+@pytest.mark.parametrize("symmetry", [False, True])
+def test_an_undrainable_state_is_reported(symmetry: bool) -> None:
+    assert check(cups(add, drink, drain=EMPTY), symmetry=symmetry).undrainable == 0
+    result = check(cups(add, drink, spill, drain=EMPTY), symmetry=symmetry)
+    assert result.undrainable == 1
+    assert result.violation is not None
+    assert (result.violation.name, result.violation.steps) == ("D", 5)
+    assert names(result)[-1] == "spill()"
+
+
+def test_drain_counts_on_progress_steps_alone() -> None:
+    unwilling = replace(drink, progress=False)
+    assert check(cups(add, unwilling, drain=EMPTY)).undrainable == 8
+
+
+def test_a_deadlock_is_a_state_without_a_progress_step() -> None:
+    assert check(cups(add, drink, deadlocks=(moves,))).violation is None
+    result = check(cups(add, drink, spill, deadlocks=(moves,)))
+    assert result.violation is not None
+    assert (result.violation.name, result.violation.steps) == ("MOVES", 5)
+
+
+def test_a_limit_stops_the_search() -> None:
+    result = check(cups(add, drink), limit=3)
+    assert not result.complete
+    assert not result.ok
+    assert result.states < 9
+
+
+def test_the_order_of_discovery_is_always_the_same() -> None:
+    assert reachable(cups(add, drink)) == reachable(cups(add, drink))
+    assert [str(step) for step in cups(add, drink).steps()] == [
+        "add(cup=0)",
+        "add(cup=1)",
+        "drink(cup=0)",
+        "drink(cup=1)",
+    ]
+
+
+def test_progress_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spec.checker.REPORT_EVERY", 1)
+    seen: list[tuple[int, int]] = []
+    check(cups(add, drink), progress=lambda states, waiting: seen.append((states, waiting)))
+    assert seen[-1] == (9, 0)
+
+
+def test_a_story_tells_who_did_what_and_what_changed() -> None:
+    result = check(cups(add, drink, spill, drain=EMPTY))
+    assert result.violation is not None
+    told = story.as_text(result.violation)
+    assert told.startswith("D fails after 5 steps")
+    assert "cook" in told
+    assert "sugar[0]: 0 → 1" in told
+    assert told.splitlines()[-1].split()[1:] == ["cat", "spill()", "spilt:", "no", "→", "yes"]
+
+
+def test_an_itf_trace_has_every_state() -> None:
+    result = check(cups(add, drink, invariants=(low,)))
+    assert result.violation is not None
+    trace = json.loads(json.dumps(export.itf(result.violation.run, "cups")))
+    assert trace["vars"] == ["sugar", "spilt"]
+    assert [state["#meta"]["index"] for state in trace["states"]] == [0, 1, 2, 3, 4]
+    assert trace["states"][0]["sugar"] == [{"#bigint": "0"}, {"#bigint": "0"}]
+    assert trace["states"][0]["spilt"] is False
+
+
+def test_the_graph_has_every_state_and_every_transition() -> None:
+    picture = export.graph(cups(add, drink))
+    assert sum("label" in line and "->" not in line for line in picture.body) == 9
+    assert sum("->" in line for line in picture.body) == 24
+    with pytest.raises(ValueError, match="too many"):
+        export.graph(cups(add, drink, config=Config(spoons=50)))
+
+
+def test_what_an_action_says_about_itself() -> None:
+    assert (add.function, spill.function) == ("add", None)
+    assert action("x", part_of="add")(lambda config, state: state).function == "add"
+    assert add.edges == ("[cup.sugar]",)
+    assert add.meaning == "Put one spoon of sugar into a cup."
+    assert low.meaning == "Never more than three spoons in all."
+    assert isinstance(low, Invariant)
+    steps = cups(add, drink).steps()
+    assert (steps[0].actor, steps[3].actor) == ("cook", "guest 1")
+
+
+def test_canonicaliser_tries_only_readers_that_look_alike() -> None:
+    def renumber(state: tuple[Any, ...], readers: tuple[int, ...], slots: tuple[int, ...]) -> tuple[Any, ...]:
+        return tuple(tuple(state[r][s] for s in slots) for r in readers)
+
+    canonical = canonicaliser(
+        lambda state: [sorted(row) for row in state],
+        lambda state, readers: [[state[r][s] for r in readers] for s in range(len(state[0]))],
+        renumber,
+    )
+    alike = [((1, 2), (2, 1)), ((2, 1), (1, 2))]
+    assert {canonical(state) for state in alike} == {((1, 2), (2, 1))}
+    assert canonical(((1, 2), (1, 2))) == ((1, 2), (1, 2))
+    assert canonical(((3, 0), (0, 0))) == canonical(((0, 0), (0, 3))) == ((0, 0), (0, 3))
+
+
+def test_the_command_checks_a_model_and_fails_on_a_violation() -> None:
+    run = CliRunner().invoke(main, ["check", "message_slots", "--slots", "1", "--readers", "1", "--json"])
+    assert run.exit_code == 0, run.output
+    told = json.loads(run.stdout)
+    assert (told["states"], told["transitions"], told["violation"]) == (54, 107, None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["no_such_model"], ["--variant", "none such"], ["--set", "slots"], ["--set", "slots=x"], ["--set", "nothing=1"]],
+)
+def test_the_command_refuses_what_it_does_not_know(arguments: list[str]) -> None:
+    run = CliRunner().invoke(main, ["check", *arguments])
+    assert run.exit_code == 2
+
+
+def test_help_lists_the_commands_without_importing_them() -> None:
+    run = CliRunner().invoke(main, ["--help"])
+    assert run.exit_code == 0
+    assert "  check " in run.output
+    assert COMMANDS["check"][1] in run.output
