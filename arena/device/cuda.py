@@ -149,7 +149,7 @@ class CudaDevice(Device):
         reason = self.unavailable()
         if reason is not None:
             raise DeviceError(f"no device: {reason}")
-        with torch.cuda.device(_used_devices()[0]), self._relaxed():
+        with _as_device_error("device context"), torch.cuda.device(_used_devices()[0]), self._relaxed():
             yield self._loaded()
 
     @contextmanager

@@ -69,7 +69,7 @@ class SimulatedEvent:
 class _Work:
     at: float
     number: int
-    run: Callable[[], None] = field(compare=False)
+    run: Callable[[], object] = field(compare=False)
     host: range = field(compare=False)
 
 
@@ -238,9 +238,10 @@ class SimulatedDevice(Device):
         self, source: torch.Tensor, target: torch.Tensor, stream: SimulatedStream, *, non_blocking: bool = True
     ) -> None:
         self._enter_stream("copy", stream)
+        _check_alike(source, target)
         if not self._is_registered(source):
             staged = source.clone()
-            self._queue(stream, self._some_time(), lambda: _move(target, staged))
+            self._queue(stream, self._some_time(), lambda: target.copy_(staged))
         else:
             for piece in self._pieces(source):
                 self._queue(stream, self._some_time(), partial(_to_device, target, source.data_ptr(), piece), piece)
@@ -250,6 +251,7 @@ class SimulatedDevice(Device):
     def copy_back(self, source: torch.Tensor, target: torch.Tensor, stream: SimulatedStream) -> None:
         """A copy from the device into pinned host memory, which changes late, piece by piece."""
         self._enter_stream("copy_back", stream)
+        _check_alike(source, target)
         if not self._is_registered(target):
             raise ValueError("copy_back: the target must be registered memory")
         for piece in self._pieces(target):
@@ -324,7 +326,9 @@ class SimulatedDevice(Device):
         self._last_errors[threading.get_ident()] = code
         raise DeviceError(f"{text} ({code})", code)
 
-    def _queue(self, stream: SimulatedStream, seconds: float, run: Callable[[], None], host: range = range(0)) -> None:
+    def _queue(
+        self, stream: SimulatedStream, seconds: float, run: Callable[[], object], host: range = range(0)
+    ) -> None:
         with self._lock:
             stream.busy_until = max(stream.busy_until, self.now) + seconds
             self._numbers += 1
@@ -344,8 +348,6 @@ class SimulatedDevice(Device):
         return [range(at, min(at + size, end)) for at in range(start, end, size)]
 
     def _is_registered(self, tensor: torch.Tensor) -> bool:
-        if not tensor.is_contiguous():
-            raise ValueError("the simulated device copies contiguous tensors only")
         memory = range(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
         with self._lock:
             for start, length in self.registered.items():
@@ -377,8 +379,9 @@ def _gpu_number(where: torch.device | str | int) -> int:
     return int(str(where).partition(":")[2] or 0)
 
 
-def _move(target: torch.Tensor, staged: torch.Tensor) -> None:
-    ctypes.memmove(target.data_ptr(), staged.data_ptr(), staged.nbytes)
+def _check_alike(source: torch.Tensor, target: torch.Tensor) -> None:
+    if source.nbytes != target.nbytes or not (source.is_contiguous() and target.is_contiguous()):
+        raise ValueError("the simulated device copies between contiguous tensors of one size only")
 
 
 def _to_device(target: torch.Tensor, host: int, piece: range) -> None:
