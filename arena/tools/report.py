@@ -110,7 +110,7 @@ def table(result: Result) -> Table:
 
     shown = Table(title=f"per step that brings an image, {result.workers} workers, median of its kind")
     for heading in ("size", "transport"):
-        shown.add_column(heading)
+        shown.add_column(heading, no_wrap=True)
     for heading in ("steps", "MB", "writer ms", "last worker ms", "engine CPU ms", "copied MB", "fallbacks"):
         shown.add_column(heading, justify="right")
     previous = None

@@ -24,12 +24,9 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import torch
-
-from arena.tools.extras import require
+import zmq
 
 if TYPE_CHECKING:
-    import zmq
-
     from arena import ArenaConfig, Handle, MessageQueue
 
 OPEN_TIMEOUT_S = 120.0
@@ -152,7 +149,6 @@ class OutOfBandWriter(Writer):
     """
 
     def __init__(self, n_workers: int) -> None:
-        zmq = require("zmq")
         self._n_workers = self._missing = n_workers
         self._address = f"ipc://@arena-demo-{os.getpid()}-{secrets.token_hex(8)}"
         self._bytes_copied = 0
@@ -176,7 +172,7 @@ class OutOfBandWriter(Writer):
     def send(self, message: object, timeout_s: float) -> None:
         buffers: list[pickle.PickleBuffer] = []
         head = pickle_out_of_band(message, buffers.append)
-        frames = [head, *(buffer.raw() for buffer in buffers)]
+        frames: list[Any] = [head, *(buffer.raw() for buffer in buffers)]
         self._socket.send_multipart(frames, copy=False)
         self._bytes_copied += self._n_workers * sum(len(frame) for frame in frames)
 
@@ -202,7 +198,6 @@ class OutOfBandReader(Reader):
     """A subscriber; its tensors lie in the frames that ZMQ has received, without another copy."""
 
     def __init__(self, address: str) -> None:
-        zmq = require("zmq")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
         self._socket.set(zmq.RCVHWM, 0)
@@ -231,8 +226,8 @@ def pickle_out_of_band(message: object, emit: Callable[[pickle.PickleBuffer], ob
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return _rebuild_tensor, (pickle.PickleBuffer(flat.numpy()), tensor.dtype, tuple(tensor.shape))
+    flat: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return _rebuild_tensor, (pickle.PickleBuffer(flat), tensor.dtype, tuple(tensor.shape))
 
 
 def _rebuild_tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
