@@ -1,26 +1,23 @@
-"""Rendezvous designs that were rejected, each with the counterexample that rejects it.
+"""Rendezvous designs that were rejected.
 
 They are natural designs, found in real programs. Each is a list of actions over the state of `rendezvous_state`:
 
 - O_EXCL creates the entry, then its record is written: what does an empty entry mean?
 - a complete file is linked (or renamed) into place: check-then-unlink of a stale one;
-- the big memory itself lies under the name, unlinked when all expected processes have it;
-- the recommended rendezvous, but its clean-up unlinks without the lock.
+- the big memory itself lies under the name, unlinked when all expected processes have it.
 """
 
 from __future__ import annotations
 
-from spec.model import Action, action
+from spec.model import action
 from spec.models.rendezvous_state import (
     EMPTY,
     GONE,
     LEAVING,
     TERMINAL,
     BigFile,
-    Fault,
-    Protocol,
+    Config,
     Record,
-    RendezvousConfig,
     State,
     Step,
     content_of,
@@ -32,7 +29,7 @@ from spec.models.rendezvous_state import (
     unlink,
     write,
 )
-from spec.models.rendezvous_steps import RECOMMENDED, cleanup, die, rewrite_list, unlink_when_all_are_in
+from spec.models.rendezvous_steps import cleanup, die
 
 PROCESS = ("process",)
 
@@ -52,8 +49,6 @@ class NaiveStep:
     MAP_BIG = "map the big file"
     BARRIER = "wait until all have the big file"
     UNLINK_BIG = "unlink the big file"
-    LOOK = "may I unlink?"
-    UNLINK = "unlink without the lock"
     UNMAP = "unmap"
 
 
@@ -62,7 +57,7 @@ def at(state: State, process: int, step: str) -> bool:
     return state.processes[process].step == step
 
 
-def own_record(config: RendezvousConfig, process: int) -> Record:
+def own_record(config: Config, process: int) -> Record:
     """The record of a creator."""
     return Record(process, config.instances[process], frozenset((process,)), process)
 
@@ -71,7 +66,7 @@ def own_record(config: RendezvousConfig, process: int) -> Record:
 
 
 @action("process {process}", over=PROCESS)
-def win_the_name(config: RendezvousConfig, state: State, process: int) -> State | None:
+def win_the_name(config: Config, state: State, process: int) -> State | None:
     """O_CREAT|O_EXCL succeeds: this process is the creator, its entry is still empty."""
     if not at(state, process, Step.OPEN) or state.path is not None:
         return None
@@ -80,7 +75,7 @@ def win_the_name(config: RendezvousConfig, state: State, process: int) -> State 
 
 
 @action("process {process}", over=PROCESS)
-def find_the_name_taken(config: RendezvousConfig, state: State, process: int) -> State | None:
+def find_the_name_taken(config: Config, state: State, process: int) -> State | None:
     """O_CREAT|O_EXCL fails."""
     if not at(state, process, Step.OPEN) or state.path is None:
         return None
@@ -88,7 +83,7 @@ def find_the_name_taken(config: RendezvousConfig, state: State, process: int) ->
 
 
 @action("process {process}", over=PROCESS)
-def write_own_record(config: RendezvousConfig, state: State, process: int) -> State | None:
+def write_own_record(config: Config, state: State, process: int) -> State | None:
     """The creator writes its record."""
     entry = state.processes[process].entry
     if not at(state, process, NaiveStep.WRITE) or entry is None:
@@ -96,19 +91,23 @@ def write_own_record(config: RendezvousConfig, state: State, process: int) -> St
     return move(write(state, entry, own_record(config, process)), process, Step.MEMBER)
 
 
-@action("process {process}", over=PROCESS)
-def open_existing(config: RendezvousConfig, state: State, process: int) -> State | None:
-    """Open what stands at the path, or start again if nothing does any more."""
+def opened(state: State, process: int, if_gone: str) -> State | None:
+    """The state after the process has opened what stands at the path; `if_gone` is what it does if nothing does."""
     if not at(state, process, NaiveStep.OPEN_EXISTING):
         return None
-    if state.path is not None:
-        return move(state, process, NaiveStep.READ, entry=state.path)
-    uses_a_complete_file = config.protocol in (Protocol.LINK, Protocol.RENAME, Protocol.RENAME_VERIFY)
-    return move(state, process, NaiveStep.LINK if uses_a_complete_file else Step.OPEN)
+    if state.path is None:
+        return move(state, process, if_gone)
+    return move(state, process, NaiveStep.READ, entry=state.path)
 
 
 @action("process {process}", over=PROCESS)
-def attach_or_refuse(config: RendezvousConfig, state: State, process: int) -> State | None:
+def open_existing(config: Config, state: State, process: int) -> State | None:
+    """Open the existing entry; if it is gone by now, start again."""
+    return opened(state, process, if_gone=Step.OPEN)
+
+
+@action("process {process}", over=PROCESS)
+def attach_or_refuse(config: Config, state: State, process: int) -> State | None:
     """The existing entry records a live process: attach to its memory, or refuse if it is another instance."""
     record = content_of(state, process)
     if not at(state, process, NaiveStep.READ) or not isinstance(record, Record) or not live_members(state, record):
@@ -118,29 +117,35 @@ def attach_or_refuse(config: RendezvousConfig, state: State, process: int) -> St
     return move(state, process, Step.REFUSED, entry=None, memory=None)
 
 
+def records_nobody_alive(state: State, process: int) -> bool:
+    """The process has looked at the existing entry and found no live member in it."""
+    return at(state, process, NaiveStep.READ) and not live_members(state, content_of(state, process))
+
+
 @action("process {process}", over=PROCESS)
-def judge_stale(config: RendezvousConfig, state: State, process: int) -> State | None:
-    """The existing entry records nobody alive. An empty one may be stale, or its creator may be about to write."""
-    content = content_of(state, process)
-    if not at(state, process, NaiveStep.READ) or live_members(state, content):
+def judge_dead_stale(config: Config, state: State, process: int) -> State | None:
+    """The existing entry records a dead process: it is stale. An empty one is waited for."""
+    if not records_nobody_alive(state, process) or not isinstance(content_of(state, process), Record):
         return None
-    if not isinstance(content, Record) and config.protocol == Protocol.EXCLUSIVE_WAIT:
-        return None  # waits
-    renames = config.protocol in (Protocol.RENAME, Protocol.RENAME_VERIFY)
-    return move(state, process, NaiveStep.RENAME if renames else NaiveStep.REMOVE_STALE)
+    return move(state, process, NaiveStep.REMOVE_STALE)
 
 
 @action("process {process}", over=PROCESS)
-def remove_stale(config: RendezvousConfig, state: State, process: int) -> State | None:
-    """Unlink by path, long after the look: it may be somebody else's entry by now."""
+def judge_stale(config: Config, state: State, process: int) -> State | None:
+    """The existing entry is empty or records a dead process: it is stale."""
+    return move(state, process, NaiveStep.REMOVE_STALE) if records_nobody_alive(state, process) else None
+
+
+@action("process {process}", over=PROCESS)
+def remove_stale(config: Config, state: State, process: int) -> State | None:
+    """Unlink by path, long after the look: it may be somebody else's entry by now. Then start again."""
     if not at(state, process, NaiveStep.REMOVE_STALE):
         return None
-    after = NaiveStep.LINK if config.protocol == Protocol.LINK else Step.OPEN
-    return move(unlink(state, process), process, after, entry=None)
+    return move(unlink(state, process), process, Step.OPEN, entry=None)
 
 
 @action("process {process}", over=PROCESS)
-def unlink_own_entry(config: RendezvousConfig, state: State, process: int) -> State | None:
+def unlink_own_entry(config: Config, state: State, process: int) -> State | None:
     """Clean-up: the creator removes the name if it is still its own."""
     if not at(state, process, Step.LEAVE):
         return None
@@ -151,7 +156,7 @@ def unlink_own_entry(config: RendezvousConfig, state: State, process: int) -> St
 
 
 @action("process {process}", over=PROCESS)
-def unmap(config: RendezvousConfig, state: State, process: int) -> State | None:
+def unmap(config: Config, state: State, process: int) -> State | None:
     """The clean-up is complete."""
     if not at(state, process, NaiveStep.UNMAP):
         return None
@@ -162,7 +167,7 @@ def unmap(config: RendezvousConfig, state: State, process: int) -> State | None:
 
 
 @action("process {process}", over=PROCESS)
-def prepare_complete_file(config: RendezvousConfig, state: State, process: int) -> State | None:
+def prepare_complete_file(config: Config, state: State, process: int) -> State | None:
     """Create the memory and write the record into a temporary file."""
     if not at(state, process, Step.OPEN):
         return None
@@ -170,7 +175,7 @@ def prepare_complete_file(config: RendezvousConfig, state: State, process: int) 
 
 
 @action("process {process}", over=PROCESS)
-def link_into_place(config: RendezvousConfig, state: State, process: int) -> State | None:
+def link_into_place(config: Config, state: State, process: int) -> State | None:
     """The link succeeds if nothing stands at the path."""
     if not at(state, process, NaiveStep.LINK):
         return None
@@ -181,18 +186,48 @@ def link_into_place(config: RendezvousConfig, state: State, process: int) -> Sta
 
 
 @action("process {process}", over=PROCESS)
-def rename_into_place(config: RendezvousConfig, state: State, process: int) -> State | None:
-    """Put my file in the place of whatever stands there by now."""
+def open_existing_or_link(config: Config, state: State, process: int) -> State | None:
+    """Open the existing entry; if it is gone by now, link again."""
+    return opened(state, process, if_gone=NaiveStep.LINK)
+
+
+@action("process {process}", over=PROCESS)
+def remove_stale_and_link(config: Config, state: State, process: int) -> State | None:
+    """Unlink by path, long after the look: it may be somebody else's entry by now. Then link again."""
+    if not at(state, process, NaiveStep.REMOVE_STALE):
+        return None
+    return move(unlink(state, process), process, NaiveStep.LINK, entry=None)
+
+
+@action("process {process}", over=PROCESS)
+def judge_replaceable(config: Config, state: State, process: int) -> State | None:
+    """The existing entry records a dead process: rename over it."""
+    return move(state, process, NaiveStep.RENAME) if records_nobody_alive(state, process) else None
+
+
+def renamed(config: Config, state: State, process: int, then: str) -> State | None:
+    """The state after the process has put its file in the place of whatever stands there by now."""
     if not at(state, process, NaiveStep.RENAME):
         return None
     harm = harm_of_unlinking(state, process)
     state = create_at_path(state, own_record(config, process))._replace(harm=harm)
-    after = NaiveStep.VERIFY if config.protocol == Protocol.RENAME_VERIFY else Step.MEMBER
-    return move(state, process, after, entry=state.path)
+    return move(state, process, then, entry=state.path)
 
 
 @action("process {process}", over=PROCESS)
-def verify_own_file(config: RendezvousConfig, state: State, process: int) -> State | None:
+def rename_into_place(config: Config, state: State, process: int) -> State | None:
+    """Rename over the stale entry."""
+    return renamed(config, state, process, then=Step.MEMBER)
+
+
+@action("process {process}", over=PROCESS)
+def rename_to_verify(config: Config, state: State, process: int) -> State | None:
+    """Rename over the stale entry, and then look whose file stands there."""
+    return renamed(config, state, process, then=NaiveStep.VERIFY)
+
+
+@action("process {process}", over=PROCESS)
+def verify_own_file(config: Config, state: State, process: int) -> State | None:
     """Is it my file that stands at the path?"""
     if not at(state, process, NaiveStep.VERIFY):
         return None
@@ -205,7 +240,7 @@ def verify_own_file(config: RendezvousConfig, state: State, process: int) -> Sta
 
 
 @action("process {process}", over=PROCESS)
-def create_big_file(config: RendezvousConfig, state: State, process: int) -> State | None:
+def create_big_file(config: Config, state: State, process: int) -> State | None:
     """O_CREAT|O_EXCL succeeds: the file under the name is the memory, without a size yet."""
     if not at(state, process, Step.OPEN) or state.path is not None:
         return None
@@ -214,7 +249,7 @@ def create_big_file(config: RendezvousConfig, state: State, process: int) -> Sta
 
 
 @action("process {process}", over=PROCESS)
-def find_big_file(config: RendezvousConfig, state: State, process: int) -> State | None:
+def find_big_file(config: Config, state: State, process: int) -> State | None:
     """O_CREAT|O_EXCL fails."""
     if not at(state, process, Step.OPEN) or state.path is None:
         return None
@@ -222,7 +257,7 @@ def find_big_file(config: RendezvousConfig, state: State, process: int) -> State
 
 
 @action("process {process}", over=PROCESS)
-def size_big_file(config: RendezvousConfig, state: State, process: int) -> State | None:
+def size_big_file(config: Config, state: State, process: int) -> State | None:
     """The creator gives the file its size and maps it."""
     entry = state.processes[process].entry
     if not at(state, process, NaiveStep.SIZE) or entry is None:
@@ -231,7 +266,7 @@ def size_big_file(config: RendezvousConfig, state: State, process: int) -> State
 
 
 @action("process {process}", over=PROCESS)
-def open_big_file(config: RendezvousConfig, state: State, process: int) -> State | None:
+def open_big_file(config: Config, state: State, process: int) -> State | None:
     """Open it, or start again if it is gone."""
     if not at(state, process, NaiveStep.OPEN_BIG):
         return None
@@ -241,7 +276,7 @@ def open_big_file(config: RendezvousConfig, state: State, process: int) -> State
 
 
 @action("process {process}", over=PROCESS)
-def map_big_file(config: RendezvousConfig, state: State, process: int) -> State | None:
+def map_big_file(config: Config, state: State, process: int) -> State | None:
     """Wait until the file has its size, then map it, whoever's it is."""
     if not at(state, process, NaiveStep.MAP_BIG):
         return None
@@ -257,7 +292,7 @@ HAVE_BIG_FILE = TERMINAL | LEAVING | {NaiveStep.BARRIER, NaiveStep.UNLINK_BIG, S
 
 
 @action("process {process}", over=PROCESS)
-def big_file_barrier(config: RendezvousConfig, state: State, process: int) -> State | None:
+def big_file_barrier(config: Config, state: State, process: int) -> State | None:
     """With a barrier: wait until all have mapped it. The creator (and process 0) unlinks."""
     if not at(state, process, NaiveStep.BARRIER):
         return None
@@ -268,74 +303,23 @@ def big_file_barrier(config: RendezvousConfig, state: State, process: int) -> St
 
 
 @action("process {process}", over=PROCESS)
-def unlink_big_file(config: RendezvousConfig, state: State, process: int) -> State | None:
+def unlink_big_file(config: Config, state: State, process: int) -> State | None:
     """Remove the name."""
     if not at(state, process, NaiveStep.UNLINK_BIG):
         return None
     return move(state._replace(path=None), process, Step.MEMBER, entry=state.processes[process].entry)
 
 
-# ---- the recommended rendezvous with a clean-up outside the lock
-
-
-@action("process {process}", over=PROCESS, progress=False)
-def cleanup_without_lock(config: RendezvousConfig, state: State, process: int) -> State | None:
-    """A member wants to leave, and does not take the lock for it."""
-    return move(state, process, NaiveStep.LOOK) if at(state, process, Step.MEMBER) else None
-
-
-@action("process {process}", over=PROCESS)
-def look_before_unlink(config: RendezvousConfig, state: State, process: int) -> State | None:
-    """Is anybody else alive, and (unless it goes by path) is the path still my file?"""
-    if not at(state, process, NaiveStep.LOOK):
-        return None
-    others = [member for member in live_members(state, content_of(state, process)) if member != process]
-    by_path = config.fault == Fault.UNLINKS_BY_PATH
-    stands = state.path is not None if by_path else state.path == state.processes[process].entry
-    return move(state, process, NaiveStep.UNLINK if stands and not others else NaiveStep.UNMAP)
-
-
-@action("process {process}", over=PROCESS)
-def unlink_without_lock(config: RendezvousConfig, state: State, process: int) -> State | None:
-    """Remove the name, on the strength of a look that may be old."""
-    if not at(state, process, NaiveStep.UNLINK):
-        return None
-    return move(unlink(state, process), process, NaiveStep.UNMAP)
-
-
 COMMON = (cleanup, unlink_own_entry, unmap, die)
-EXCLUSIVE = (
-    win_the_name, find_the_name_taken, write_own_record, open_existing, attach_or_refuse, judge_stale, remove_stale,
-    *COMMON,
-)  # fmt: skip
-LINKED = (prepare_complete_file, link_into_place, open_existing, attach_or_refuse, judge_stale, remove_stale, *COMMON)
-RENAMED = (
-    prepare_complete_file, link_into_place, open_existing, attach_or_refuse, judge_stale, rename_into_place,
-    verify_own_file, *COMMON,
-)  # fmt: skip
-BIG = (
+READ_EXISTING = (open_existing, attach_or_refuse)
+EXCLUSIVE = (win_the_name, find_the_name_taken, write_own_record, *READ_EXISTING, remove_stale, *COMMON)
+EXCLUSIVE_WAIT = (*EXCLUSIVE, judge_dead_stale)
+EXCLUSIVE_STEAL = (*EXCLUSIVE, judge_stale)
+COMPLETE = (prepare_complete_file, link_into_place, open_existing_or_link, attach_or_refuse, *COMMON)
+LINK = (*COMPLETE, judge_stale, remove_stale_and_link)
+RENAME = (*COMPLETE, judge_replaceable, rename_into_place)
+RENAME_VERIFY = (*COMPLETE, judge_replaceable, rename_to_verify, verify_own_file)
+BIG_FILE = (
     create_big_file, find_big_file, size_big_file, open_big_file, map_big_file, big_file_barrier, unlink_big_file,
     *COMMON,
 )  # fmt: skip
-PROTOCOLS: dict[str, tuple[Action, ...]] = {
-    Protocol.LOCKED: RECOMMENDED,
-    Protocol.EXCLUSIVE_WAIT: EXCLUSIVE,
-    Protocol.EXCLUSIVE_STEAL: EXCLUSIVE,
-    Protocol.LINK: LINKED,
-    Protocol.RENAME: RENAMED,
-    Protocol.RENAME_VERIFY: RENAMED,
-    Protocol.BIG_FILE: BIG,
-}
-
-
-def actions_of(config: RendezvousConfig) -> tuple[Action, ...]:
-    """The actions of the configured design, with those that only its fault has."""
-    actions = PROTOCOLS[config.protocol]
-    if config.fault == Fault.REWRITES_LIST:
-        return (*actions, rewrite_list)
-    if config.fault in (Fault.UNLINKS_WITHOUT_LOCK, Fault.UNLINKS_BY_PATH):
-        kept = tuple(each for each in actions if each is not cleanup)
-        return (*kept, cleanup_without_lock, look_before_unlink, unlink_without_lock, unmap)
-    if config.unlink_when_in:
-        return (*actions, unlink_when_all_are_in)
-    return actions

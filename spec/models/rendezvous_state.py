@@ -8,10 +8,11 @@ the process that created it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from spec.model import put
+from spec.model import Action, put
 
 GONE = 99  # a process of an earlier run, dead long ago, and the memory that it had created
 
@@ -28,8 +29,6 @@ class Step:
     RECORD = "write the first record"
     ATTACH = "attach through a live member"
     APPEND = "append my record"
-    REWRITE = "write the list again"  # only with the fault REWRITES_LIST
-    UNLINK_EARLY = "unlink: all are in"  # only with unlink_when_in
     UNLOCK = "unlock the entry"
     POPULATE = "populate the memory"
     BARRIER = "wait at the barrier"
@@ -81,9 +80,9 @@ class BigFile(NamedTuple):
     sized: bool
 
 
-EMPTY = None
+EMPTY = "empty"
 TORN = "torn"
-Content = Record | FailedRecord | BigFile | str | None
+Content = Record | FailedRecord | BigFile | str
 
 
 class EntryFile(NamedTuple):
@@ -112,50 +111,11 @@ class State(NamedTuple):
     harm: str = ""  # what an unlink destroyed; empty for ever in a right design
 
 
-class Fault:
-    """Seeded design faults of the recommended rendezvous."""
-
-    NO_INODE_CHECK = "the path is not checked after locking"
-    ONLY_CREATOR_COUNTS = "only the creator's life counts"
-    JOINER_UNRECORDED = "a joiner does not record itself"
-    REWRITES_LIST = "a joiner rewrites the list in place"
-    UNLINKS_WITHOUT_LOCK = "clean-up unlinks after a stat, without the lock"
-    UNLINKS_BY_PATH = "clean-up unlinks whatever stands at the path"
-    UNLINKS_BEFORE_CLOSE = "the last member unlinks before it closes the memory"
-    LOCK_OUTLIVES_OWNER = "a forked child keeps the dead owner's lock"
-
-
-class Protocol:
-    """The recommended rendezvous and four that were rejected."""
-
-    LOCKED = "locked"
-    EXCLUSIVE_WAIT = "O_EXCL, an empty entry means wait"
-    EXCLUSIVE_STEAL = "O_EXCL, an empty entry is stale"
-    LINK = "link a complete file"
-    RENAME = "rename a complete file"
-    RENAME_VERIFY = "rename, then verify"
-    BIG_FILE = "the memory under the name"
-
-
-@dataclass(frozen=True)
-class RendezvousConfig:
-    """One instance of the model."""
-
-    instances: str = "AAA"  # one letter per process: the instance that it belongs to
-    leftover: str = "none"  # what an earlier run left: none, other, same, torn, empty
-    barrier: bool = False  # the creator populates, all meet at a barrier
-    may_fail: bool = False  # the creator's memory check or its population may fail
-    deaths: bool = True
-    unlink_when_in: int = 0  # unlink as soon as that many are in; 0: the last member unlinks
-    fault: str = ""
-    protocol: str = Protocol.LOCKED
-
-
 def move(state: State, process: int, step: str, **changes: Any) -> State:
     """The process goes on to `step`."""
-    after = state._replace(
-        processes=put(state.processes, process, state.processes[process]._replace(step=step, **changes))
-    )
+    path, files, processes, harm = state
+    moved = processes[process]._replace(step=step, **changes)
+    after = State(path, files, put(processes, process, moved), harm)
     return forget_unreachable(after) if "entry" in changes else after
 
 
@@ -199,7 +159,9 @@ def forget_unreachable(state: State) -> State:
     return state._replace(
         path=new[state.path],
         files=tuple(file for number, file in enumerate(state.files) if number in kept),
-        processes=tuple(each if each.entry is None else each._replace(entry=new[each.entry]) for each in state.processes),
+        processes=tuple(
+            each if each.entry is None else each._replace(entry=new[each.entry]) for each in state.processes
+        ),
     )
 
 
@@ -224,17 +186,23 @@ def live_members(state: State, content: Content) -> list[int]:
     return [member for member in sorted(content.members) if holds(state, member, content.memory)]
 
 
-def signs_of_life(config: RendezvousConfig, state: State, content: Content) -> list[int]:
-    """The members whose life keeps the instance alive: all of them, in the recommended rendezvous."""
-    if config.fault == Fault.ONLY_CREATOR_COUNTS and isinstance(content, Record):
-        return [content.creator] if holds(state, content.creator, content.memory) else []
-    return live_members(state, content)
+@dataclass(frozen=True)
+class Config:
+    """One instance of the model."""
+
+    instances: str = "AAA"  # one letter per process: the instance that it belongs to
+    leftover: str = "none"  # what an earlier run left: none, other, same, torn, empty
+    barrier: bool = False  # the creator populates, all meet at a barrier
+    may_fail: bool = False  # the creator's memory check or its population may fail
+    deaths: bool = True
+    expected: int = 0  # with a fault only: unlink as soon as that many are in
+    design: tuple[Action, ...] = ()  # the actions of a rejected design; empty: the recommended rendezvous
+    changed: tuple[tuple[Action, Action], ...] = ()  # (an action, the faulty one in its place)
+    added: tuple[Action, ...] = ()  # actions that only a fault has
+    signs_of_life: Callable[[State, Content], list[int]] = live_members
 
 
-def peers(config: RendezvousConfig, state: State, process: int) -> list[Process]:
+def peers(config: Config, state: State, process: int) -> list[Process]:
     """The processes of the same instance, itself included."""
-    return [
-        each
-        for each, instance in zip(state.processes, config.instances)
-        if instance == config.instances[process]
-    ]
+    mine = config.instances[process]
+    return [each for each, name in zip(state.processes, config.instances, strict=True) if name == mine]

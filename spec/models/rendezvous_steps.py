@@ -12,22 +12,19 @@ from spec.models.rendezvous_state import (
     LEAVING,
     TERMINAL,
     TORN,
+    Config,
     FailedRecord,
-    Fault,
     Population,
     Record,
-    RendezvousConfig,
     State,
     Step,
     content_of,
     create_at_path,
-    forget_unreachable,
     holds,
     live_members,
     move,
     peers,
     set_lock,
-    signs_of_life,
     unlink,
     write,
 )
@@ -37,7 +34,7 @@ PROCESS = ("process",)
 
 
 @action("process {process}", over=PROCESS)
-def open_entry(config: RendezvousConfig, state: State, process: int) -> State | None:
+def open_entry(config: Config, state: State, process: int) -> State | None:
     """Open the entry, creating it if it is not there."""
     if state.processes[process].step != Step.OPEN:
         return None
@@ -47,17 +44,16 @@ def open_entry(config: RendezvousConfig, state: State, process: int) -> State | 
 
 
 @action("process {process}", over=PROCESS)
-def lock(config: RendezvousConfig, state: State, process: int) -> State | None:
+def lock(config: Config, state: State, process: int) -> State | None:
     """Take the lock of the open file, wherever its name is now."""
     me = state.processes[process]
     if me.step != Step.LOCK or me.entry is None or state.files[me.entry].locked_by is not None:
         return None
-    unchecked = config.fault == Fault.NO_INODE_CHECK
-    return move(set_lock(state, me.entry, process), process, Step.READ if unchecked else Step.VERIFY)
+    return move(set_lock(state, me.entry, process), process, Step.VERIFY)
 
 
 @action("process {process}", over=PROCESS)
-def path_is_this_file(config: RendezvousConfig, state: State, process: int) -> State | None:
+def path_is_this_file(config: Config, state: State, process: int) -> State | None:
     """The path still leads to the locked file: from here on nobody else edits it."""
     me = state.processes[process]
     if me.step != Step.VERIFY or state.path != me.entry:
@@ -66,7 +62,7 @@ def path_is_this_file(config: RendezvousConfig, state: State, process: int) -> S
 
 
 @action("process {process}", over=PROCESS)
-def path_is_another_file(config: RendezvousConfig, state: State, process: int) -> State | None:
+def path_is_another_file(config: Config, state: State, process: int) -> State | None:
     """The locked file has lost its name: start again."""
     me = state.processes[process]
     if me.step != Step.VERIFY or me.entry is None or state.path == me.entry:
@@ -75,31 +71,31 @@ def path_is_another_file(config: RendezvousConfig, state: State, process: int) -
 
 
 @action("process {process}", over=PROCESS)
-def find_live_member(config: RendezvousConfig, state: State, process: int) -> State | None:
+def find_live_member(config: Config, state: State, process: int) -> State | None:
     """A live member of my instance is recorded: attach through it."""
     if state.processes[process].step != Step.READ:
         return None
     content = content_of(state, process)
-    alive = signs_of_life(config, state, content)
+    alive = config.signs_of_life(state, content)
     if not alive or not isinstance(content, Record) or content.instance != config.instances[process]:
         return None
     return move(state, process, Step.ATTACH, memo=alive[0])
 
 
 @action("process {process}", over=PROCESS)
-def find_other_instance(config: RendezvousConfig, state: State, process: int) -> State | None:
+def find_other_instance(config: Config, state: State, process: int) -> State | None:
     """A live member of another instance is recorded: raise an error that names it."""
     me = state.processes[process]
     if me.step != Step.READ or me.entry is None:
         return None
     content = content_of(state, process)
-    alive = signs_of_life(config, state, content)
+    alive = config.signs_of_life(state, content)
     if not alive or not isinstance(content, Record) or content.instance == config.instances[process]:
         return None
     return move(set_lock(state, me.entry, None), process, Step.REFUSED, entry=None)
 
 
-def finds_failure(config: RendezvousConfig, state: State, process: int) -> bool:
+def finds_failure(config: Config, state: State, process: int) -> bool:
     """The entry holds the failure of a creator of my instance whose process still lives."""
     content = content_of(state, process)
     return (
@@ -110,7 +106,7 @@ def finds_failure(config: RendezvousConfig, state: State, process: int) -> bool:
 
 
 @action("process {process}", over=PROCESS)
-def find_failed_creator(config: RendezvousConfig, state: State, process: int) -> State | None:
+def find_failed_creator(config: Config, state: State, process: int) -> State | None:
     """The creator left its failure: raise the same error at once."""
     me = state.processes[process]
     if me.step != Step.READ or me.entry is None or not finds_failure(config, state, process):
@@ -119,17 +115,17 @@ def find_failed_creator(config: RendezvousConfig, state: State, process: int) ->
 
 
 @action("process {process}", over=PROCESS)
-def find_nobody(config: RendezvousConfig, state: State, process: int) -> State | None:
+def find_nobody(config: Config, state: State, process: int) -> State | None:
     """Nobody recorded is alive, or the entry is empty or torn: I am the creator."""
     if state.processes[process].step != Step.READ or finds_failure(config, state, process):
         return None
-    if signs_of_life(config, state, content_of(state, process)):
+    if config.signs_of_life(state, content_of(state, process)):
         return None
     return move(state, process, Step.CREATE)
 
 
 @action("process {process}", over=PROCESS)
-def create_memory(config: RendezvousConfig, state: State, process: int) -> State | None:
+def create_memory(config: Config, state: State, process: int) -> State | None:
     """Create the memory: it has no name, so it cannot outlive its processes."""
     if state.processes[process].step != Step.CREATE:
         return None
@@ -137,7 +133,7 @@ def create_memory(config: RendezvousConfig, state: State, process: int) -> State
 
 
 @action("process {process}", over=PROCESS)
-def memory_check_fails(config: RendezvousConfig, state: State, process: int) -> State | None:
+def memory_check_fails(config: Config, state: State, process: int) -> State | None:
     """Too little memory: leave the failure in the entry for the others, and raise."""
     me = state.processes[process]
     if not config.may_fail or me.step != Step.CREATE or me.entry is None:
@@ -147,7 +143,7 @@ def memory_check_fails(config: RendezvousConfig, state: State, process: int) -> 
 
 
 @action("process {process}", over=PROCESS)
-def truncate_entry(config: RendezvousConfig, state: State, process: int) -> State | None:
+def truncate_entry(config: Config, state: State, process: int) -> State | None:
     """Empty the entry in place, whatever was left in it: no unlink, no rename."""
     me = state.processes[process]
     if me.step != Step.TRUNCATE or me.entry is None:
@@ -156,7 +152,7 @@ def truncate_entry(config: RendezvousConfig, state: State, process: int) -> Stat
 
 
 @action("process {process}", over=PROCESS)
-def write_record(config: RendezvousConfig, state: State, process: int) -> State | None:
+def write_record(config: Config, state: State, process: int) -> State | None:
     """Write the first record: the creator's."""
     me = state.processes[process]
     if me.step != Step.RECORD or me.entry is None:
@@ -166,7 +162,7 @@ def write_record(config: RendezvousConfig, state: State, process: int) -> State 
 
 
 @action("process {process}", over=PROCESS)
-def attach_memory(config: RendezvousConfig, state: State, process: int) -> State | None:
+def attach_memory(config: Config, state: State, process: int) -> State | None:
     """Open the memory through the live member's descriptor and map it."""
     me = state.processes[process]
     if me.step != Step.ATTACH:
@@ -174,12 +170,11 @@ def attach_memory(config: RendezvousConfig, state: State, process: int) -> State
     record = content_of(state, process)
     if not isinstance(record, Record) or not holds(state, me.memo, record.memory):
         return None
-    after = Step.UNLOCK if config.fault == Fault.JOINER_UNRECORDED else Step.APPEND
-    return move(state, process, after, memory=record.memory, memo=None)
+    return move(state, process, Step.APPEND, memory=record.memory, memo=None)
 
 
 @action("process {process}", over=PROCESS)
-def member_died_meanwhile(config: RendezvousConfig, state: State, process: int) -> State | None:
+def member_died_meanwhile(config: Config, state: State, process: int) -> State | None:
     """The member through which I wanted to attach is gone: look at the records again."""
     me = state.processes[process]
     if me.step != Step.ATTACH:
@@ -191,39 +186,18 @@ def member_died_meanwhile(config: RendezvousConfig, state: State, process: int) 
 
 
 @action("process {process}", over=PROCESS)
-def append_record(config: RendezvousConfig, state: State, process: int) -> State | None:
+def append_record(config: Config, state: State, process: int) -> State | None:
     """Append my own record, in one write: every member is a sign of life, not only the creator."""
     me = state.processes[process]
     record = content_of(state, process)
     if me.step != Step.APPEND or me.entry is None or not isinstance(record, Record):
         return None
     longer = record._replace(members=record.members | {process})
-    if config.fault == Fault.REWRITES_LIST:
-        return move(write(state, me.entry, TORN), process, Step.REWRITE, memo=longer)
-    state = write(state, me.entry, longer)
-    all_in = 0 < config.unlink_when_in <= len(live_members(state, longer))
-    return move(state, process, Step.UNLINK_EARLY if all_in else Step.UNLOCK)
+    return move(write(state, me.entry, longer), process, Step.UNLOCK)
 
 
 @action("process {process}", over=PROCESS)
-def rewrite_list(config: RendezvousConfig, state: State, process: int) -> State | None:
-    """Fault: the second half of a list that is rewritten in place."""
-    me = state.processes[process]
-    if me.step != Step.REWRITE or me.entry is None:
-        return None
-    return move(write(state, me.entry, me.memo), process, Step.UNLOCK, memo=None)
-
-
-@action("process {process}", over=PROCESS)
-def unlink_when_all_are_in(config: RendezvousConfig, state: State, process: int) -> State | None:
-    """Remove the name as soon as everybody who is expected is in."""
-    if state.processes[process].step != Step.UNLINK_EARLY:
-        return None
-    return move(forget_unreachable(state._replace(path=None)), process, Step.UNLOCK)
-
-
-@action("process {process}", over=PROCESS)
-def unlock(config: RendezvousConfig, state: State, process: int) -> State | None:
+def unlock(config: Config, state: State, process: int) -> State | None:
     """Drop the lock. Without a barrier the constructor returns here."""
     me = state.processes[process]
     if me.step != Step.UNLOCK or me.entry is None:
@@ -235,13 +209,13 @@ def unlock(config: RendezvousConfig, state: State, process: int) -> State | None
 
 
 @action("process {process}", over=PROCESS)
-def populate(config: RendezvousConfig, state: State, process: int) -> State | None:
+def populate(config: Config, state: State, process: int) -> State | None:
     """The creator fills the memory, outside the lock, and says so in its own record."""
     return finish_population(state, process, Population.POPULATED)
 
 
 @action("process {process}", over=PROCESS)
-def population_fails(config: RendezvousConfig, state: State, process: int) -> State | None:
+def population_fails(config: Config, state: State, process: int) -> State | None:
     """The creator cannot fill the memory, and says so in its own record."""
     return finish_population(state, process, Population.FAILED) if config.may_fail else None
 
@@ -260,7 +234,7 @@ ARRIVED = TERMINAL | LEAVING | {Step.BARRIER, Step.AFTER_BARRIER, Step.MEMBER}
 
 
 @action("process {process}", over=PROCESS)
-def pass_barrier(config: RendezvousConfig, state: State, process: int) -> State | None:
+def pass_barrier(config: Config, state: State, process: int) -> State | None:
     """Every process of the instance has come to the barrier, or is gone."""
     if state.processes[process].step != Step.BARRIER:
         return None
@@ -276,7 +250,7 @@ def population_of(state: State, process: int) -> str:
 
 
 @action("process {process}", over=PROCESS)
-def find_populated(config: RendezvousConfig, state: State, process: int) -> State | None:
+def find_populated(config: Config, state: State, process: int) -> State | None:
     """The creator's record says that the memory is populated: the constructor returns."""
     if state.processes[process].step != Step.AFTER_BARRIER or population_of(state, process) != Population.POPULATED:
         return None
@@ -284,7 +258,7 @@ def find_populated(config: RendezvousConfig, state: State, process: int) -> Stat
 
 
 @action("process {process}", over=PROCESS)
-def find_unpopulated(config: RendezvousConfig, state: State, process: int) -> State | None:
+def find_unpopulated(config: Config, state: State, process: int) -> State | None:
     """The record says that the population failed, or nothing because the creator died: leave and raise."""
     if state.processes[process].step != Step.AFTER_BARRIER or population_of(state, process) == Population.POPULATED:
         return None
@@ -292,7 +266,7 @@ def find_unpopulated(config: RendezvousConfig, state: State, process: int) -> St
 
 
 @action("process {process}", over=PROCESS, progress=False)
-def cleanup(config: RendezvousConfig, state: State, process: int) -> State | None:
+def cleanup(config: Config, state: State, process: int) -> State | None:
     """A member wants to leave."""
     if state.processes[process].step != Step.MEMBER:
         return None
@@ -300,7 +274,7 @@ def cleanup(config: RendezvousConfig, state: State, process: int) -> State | Non
 
 
 @action("process {process}", over=PROCESS)
-def lock_to_leave(config: RendezvousConfig, state: State, process: int) -> State | None:
+def lock_to_leave(config: Config, state: State, process: int) -> State | None:
     """Take the lock once more."""
     me = state.processes[process]
     if me.step != Step.LEAVE or me.entry is None or state.files[me.entry].locked_by is not None:
@@ -309,7 +283,7 @@ def lock_to_leave(config: RendezvousConfig, state: State, process: int) -> State
 
 
 @action("process {process}", over=PROCESS)
-def erase_record(config: RendezvousConfig, state: State, process: int) -> State | None:
+def erase_record(config: Config, state: State, process: int) -> State | None:
     """Erase my own record, and see whether anybody else is left and the name is still this file's."""
     me = state.processes[process]
     if me.step != Step.ERASE or me.entry is None:
@@ -320,13 +294,11 @@ def erase_record(config: RendezvousConfig, state: State, process: int) -> State 
     others = [member for member in live_members(state, content) if member != process]
     last = not others and state.path == me.entry
     state = write(state, me.entry, content)
-    if config.fault == Fault.UNLINKS_BEFORE_CLOSE:
-        return move(state, process, Step.UNLINK if last else Step.FINISH)
     return move(state, process, Step.CLOSE, memo=LAST if last else None)
 
 
 @action("process {process}", over=PROCESS)
-def close_memory(config: RendezvousConfig, state: State, process: int) -> State | None:
+def close_memory(config: Config, state: State, process: int) -> State | None:
     """Unmap and close the memory: before the unlink, so that a successor never meets it."""
     me = state.processes[process]
     if me.step != Step.CLOSE:
@@ -335,7 +307,7 @@ def close_memory(config: RendezvousConfig, state: State, process: int) -> State 
 
 
 @action("process {process}", over=PROCESS)
-def unlink_entry(config: RendezvousConfig, state: State, process: int) -> State | None:
+def unlink_entry(config: Config, state: State, process: int) -> State | None:
     """The last member removes the name, under the lock."""
     if state.processes[process].step != Step.UNLINK:
         return None
@@ -343,7 +315,7 @@ def unlink_entry(config: RendezvousConfig, state: State, process: int) -> State 
 
 
 @action("process {process}", over=PROCESS)
-def close_entry(config: RendezvousConfig, state: State, process: int) -> State | None:
+def close_entry(config: Config, state: State, process: int) -> State | None:
     """Unlock and close the entry: the clean-up, or the constructor's error, is complete."""
     me = state.processes[process]
     if me.step != Step.FINISH or me.entry is None:
@@ -353,14 +325,17 @@ def close_entry(config: RendezvousConfig, state: State, process: int) -> State |
 
 
 @action("process {process}", over=PROCESS, progress=False, environment=True)
-def die(config: RendezvousConfig, state: State, process: int) -> State | None:
+def die(config: Config, state: State, process: int) -> State | None:
     """SIGKILL. The kernel closes everything and drops the locks."""
     me = state.processes[process]
     if not config.deaths or me.step in TERMINAL:
         return None
-    if config.fault != Fault.LOCK_OUTLIVES_OWNER:
-        files = tuple(file._replace(locked_by=None) if file.locked_by == process else file for file in state.files)
-        state = state._replace(files=files)
+    files = tuple(file._replace(locked_by=None) if file.locked_by == process else file for file in state.files)
+    return dead(state._replace(files=files), process)
+
+
+def dead(state: State, process: int) -> State:
+    """The process is gone, with all that it had open or mapped."""
     return move(state, process, Step.DEAD, entry=None, memory=None, memo=None, failed=False)
 
 
