@@ -75,6 +75,7 @@ def action(
     environment: bool = False,
     part_of: str = "",
     defensive: bool = False,
+    name: str = "",
 ) -> Callable[[Callable[..., State | None]], Action]:
     """Declare an action.
 
@@ -82,12 +83,15 @@ def action(
     `edge` names the memory-order edges of which this step is one end. `progress=False` marks a step that nobody may
     count on: a death, a new message, a joiner. `environment=True` marks a step that no function of the code performs,
     `part_of` one that is a part of the named function. `defensive=True` marks a step that is there in case the world is
-    not as modelled: no run of the correct model takes it.
+    not as modelled: no run of the correct model takes it. `name` is the name of the action where the function has another,
+    as the changed action of a fault has.
     """
     edges = (edge,) if isinstance(edge, str) else tuple(edge)
 
     def declare(effect: Callable[..., State | None]) -> Action:
-        return Action(effect.__name__, effect, actor, tuple(over), edges, progress, environment, part_of, defensive)
+        return Action(
+            name or effect.__name__, effect, actor, tuple(over), edges, progress, environment, part_of, defensive
+        )
 
     return declare
 

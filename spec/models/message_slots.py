@@ -34,11 +34,7 @@ def model(config: Config) -> Model:
         *((expire, orphan_dma_complete) if config.quarantine else ()),
         *config.changed,
     )
-    actions = {each.name: each for each in (*ACTIONS, *extra)}
-    must_be_seen = SOMETIMES
-    if not config.rejoin:
-        del actions[admit.name]
-        must_be_seen = tuple(each for each in SOMETIMES if each is not rejoined)
+    actions = {each.name: each for each in (*ACTIONS, *extra) if each.name not in config.without}
     return Model(
         name="message_slots",
         config=config,
@@ -47,6 +43,6 @@ def model(config: Config) -> Model:
         domains={"slot": range(config.slots), "reader": range(config.readers), "gated": (False, True)},
         invariants=INVARIANTS,
         drain=DRAIN,
-        sometimes=must_be_seen,
+        sometimes=tuple(each for each in SOMETIMES if each is not rejoined or admit.name in actions),
         canonical=canonicaliser(reader_keys, columns, renumber),
     )

@@ -81,10 +81,10 @@ class Config:
     readers: int = 2
     tensors: int = 2  # in one message, at most
     queue: int = 2  # messages in one reader's queue, at most
-    rejoin: bool = True  # a new process may take a dead reader's rank
     leave: bool = False  # a reader may call shutdown() and live on
     skip: bool = False  # a reader may skip a message without looking at it
     quarantine: bool = False  # a dead reader's DMA may outlive the death signal
+    without: tuple[str, ...] = ()  # the names of actions that nobody takes
     changed: tuple[Action, ...] = ()  # actions that replace the one of the same name, or come on top
     is_free: Callable[[Config, State, int], bool] = is_free
 
