@@ -7,10 +7,10 @@ from importlib.util import find_spec
 
 import click
 
-# name: (module, summary). The click command is called `command` in its module; a module that is not there is not listed.
+# name: (module, summary). The click command is `command` in its module; a module that is not there is not listed.
 COMMANDS = {
     "check": ("spec.check", "Search every reachable state of a model."),
-    "prove": ("spec.prove", "Prove a protocol for any number of slots, readers and messages."),
+    "prove": ("spec.prove.command", "Prove a protocol for any number of slots, readers and messages."),
     "orders": ("spec.orders", "Try all memory orders of the shared accesses."),
     "tla": ("spec.tla", "Print a model as a TLA+ module with its configuration."),
     "mutants": ("spec.mutants", "Run the detectors against seeded faults."),

@@ -15,14 +15,15 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import z3
 
-Formula = z3.BoolRef
-Term = z3.ExprRef
-Sort = z3.SortRef
-Body = Callable[..., Formula]
+# z3 has no type hints of its own; these names say which of its objects is meant.
+Formula: TypeAlias = Any
+Term: TypeAlias = Any
+Sort: TypeAlias = Any
+Body: TypeAlias = Callable[..., Formula]
 """A relation as a function of its arguments: what an action says a relation becomes."""
 
 
@@ -76,7 +77,7 @@ class Relation:
     name: str
     sorts: tuple[Sort, ...]
     says: str
-    symbol: z3.FuncDeclRef
+    symbol: Any
 
     def __call__(self, *arguments: Term) -> Formula:
         return self.symbol(*arguments)
@@ -102,7 +103,7 @@ def _same(left: Sequence[Term], right: Sequence[Term]) -> Formula:
     return z3.And(*[a == b for a, b in zip(left, right, strict=True)])
 
 
-class relation:  # noqa: N801 - used as a declaration, like `field` or `property`
+class relation:
     """Declares a relation of a `State` class: its sorts, and how a line of a counterexample says it."""
 
     def __init__(self, *sorts: Sort, says: str) -> None:
@@ -237,7 +238,7 @@ class Theory(Generic[S]):
         def register(build: Callable[..., Step]) -> Action[S]:
             name = build.__name__
             names = list(inspect.signature(build).parameters)[1:]
-            made = Action(
+            made: Action[S] = Action(
                 name=name,
                 words=_words(build),
                 actor=actor,

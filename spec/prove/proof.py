@@ -94,7 +94,9 @@ def prove(theory: Theory[S], only: Collection[str] | None = None, explain: bool 
 def first_failure(theory: Theory[S]) -> Condition | None:
     """Some condition that does not hold, or None."""
     steps = (_step_conditions(theory, action, explain=False) for action in theory.actions.values())
-    every = chain(_initial_conditions(theory, explain=False), chain.from_iterable(steps), _safety_conditions(theory, explain=False))
+    before = _initial_conditions(theory, explain=False)
+    after = _safety_conditions(theory, explain=False)
+    every = chain(before, chain.from_iterable(steps), after)
     return next((each for each in every if each.verdict != "holds"), None)
 
 
