@@ -61,8 +61,8 @@ arena_mapping *arena_map(int fd, const arena_geometry *geometry, int access, int
     m->geometry = *geometry;
     m->alive = alive;
     m->references = 1;
-    m->control = map_part(fd, geometry->control_bytes, 0, PROT_READ | PROT_WRITE, MAP_SHARED);
-    if (!m->control) goto fail;
+    if (geometry->control_bytes) m->control = map_part(fd, geometry->control_bytes, 0, PROT_READ | PROT_WRITE, MAP_SHARED);
+    if (geometry->control_bytes && !m->control) goto fail;
     int protection = access == ARENA_ACCESS_READONLY ? PROT_READ : PROT_READ | PROT_WRITE;
     int flags = access == ARENA_ACCESS_PRIVATE ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED;
     if (geometry->data_bytes) m->data = map_part(fd, geometry->data_bytes, geometry->control_bytes, protection, flags);
@@ -81,7 +81,7 @@ void arena_map_retain(arena_mapping *m) { atomic_fetch_add((_Atomic int64_t *)&m
 void arena_map_release(arena_mapping *m) {
     if (!*m->alive) return; /* a forked child: nothing is mapped here, the struct is left to its exit */
     if (atomic_fetch_sub((_Atomic int64_t *)&m->references, 1) != 1) return;
-    munmap(m->control, m->geometry.control_bytes);
+    if (m->control) munmap(m->control, m->geometry.control_bytes);
     if (m->data) munmap(m->data, m->geometry.data_bytes);
     atomic_fetch_sub(&maps_live, 1);
     free(m);
@@ -92,7 +92,7 @@ int arena_map_is_alive(arena_mapping *m) { return *m->alive; }
 int64_t arena_maps_live(void) { return atomic_load(&maps_live); }
 
 /* Page by page, and never clobbering a byte that another process writes meanwhile. */
-static void touch_pages(char *address, uint64_t nbytes, int write) {
+void arena_touch_pages(char *address, uint64_t nbytes, int write) {
     for (uint64_t i = 0; i < nbytes; i += ARENA_PAGE) {
         _Atomic char *byte = (_Atomic char *)(address + i);
         if (write)
@@ -100,6 +100,11 @@ static void touch_pages(char *address, uint64_t nbytes, int write) {
         else
             (void)atomic_load(byte);
     }
+}
+
+/* One attempt at a range: 0 or an errno.  For callers that decide themselves what an errno means. */
+int arena_populate_once(char *address, uint64_t nbytes, int write) {
+    return madvise(address, nbytes, write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0 ? 0 : errno;
 }
 
 /* Takes the pages of a range now; an errno where memory is short.  Kernels before 5.14 touch each
@@ -110,7 +115,7 @@ int arena_populate(char *address, uint64_t nbytes, int write) {
         if (madvise(address + done, n, write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0) {
             done += n;
         } else if (errno == EINVAL) {
-            touch_pages(address + done, nbytes - done, write);
+            arena_touch_pages(address + done, nbytes - done, write);
             return 0;
         } else if (errno != EINTR && errno != EAGAIN) {
             return errno;
@@ -126,6 +131,15 @@ int arena_discard(char *address, uint64_t nbytes) {
 
 int arena_advise_huge(char *address, uint64_t nbytes) {
     return madvise(address, nbytes, MADV_HUGEPAGE) == 0 ? 0 : errno;
+}
+
+/* Where new pages of a range, or of this thread, are to lie (mbind(2), set_mempolicy(2); libnuma is not needed). */
+int arena_bind_memory(char *address, uint64_t nbytes, int mode, const uint64_t *nodes, uint32_t n_words) {
+    return syscall(SYS_mbind, address, nbytes, mode, nodes, n_words ? n_words * 64ul + 1 : 0ul, 0) == 0 ? 0 : errno;
+}
+
+int arena_bind_thread(int mode, const uint64_t *nodes, uint32_t n_words) {
+    return syscall(SYS_set_mempolicy, mode, nodes, n_words ? n_words * 64ul + 1 : 0ul) == 0 ? 0 : errno;
 }
 
 uint64_t arena_layout_constant(int which) {
