@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 NAMES = ("arena", "out of band", "in-band pickle")
 EXIT_WRONG = 1
 EXIT_FAILED = 2
+WIDTH = 120
+"""Columns, where the output is not a terminal."""
 
 
 def _parse_sizes(_context: click.Context, _parameter: click.Parameter, text: str) -> list[FrameSize]:
@@ -82,6 +84,6 @@ def _run(workers: int, seconds: float, sizes: list[FrameSize], seed: int, names:
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=2))
     else:
-        console_module.Console().print(report.table(result))
+        console_module.Console(width=None if sys.stdout.isatty() else WIDTH).print(report.table(result))
         click.echo(result.verdict())
     return result.ok

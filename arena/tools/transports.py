@@ -18,7 +18,7 @@ import pickle
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -235,11 +235,10 @@ def _rebuild_tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> 
 
 
 class PipeWriter(Writer):
-    """One `pickle.dumps`, written to a pipe per worker."""
+    """One `pickle.dumps`, written to a pipe per worker; the pipes may be given, as (receiving, sending) ends."""
 
-    def __init__(self, n_workers: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipes = [context.Pipe(duplex=False) for _ in range(n_workers)]
+    def __init__(self, n_workers: int, pipes: Sequence[tuple[Connection, Connection]] | None = None) -> None:
+        self._pipes = pipes or [multiprocessing.Pipe(duplex=False) for _ in range(n_workers)]
         self._bytes_copied = 0
 
     def endpoint(self, rank: int) -> Endpoint:

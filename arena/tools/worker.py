@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing import parent_process
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 
 import torch
 
+from arena.tools.processes import die_with_parent
 from arena.tools.transports import Endpoint, now_ns
 from arena.tools.workload import NewRequest, Payload, Step, checksum
 
@@ -71,21 +68,6 @@ def run(rank: int, endpoints: Mapping[str, Endpoint], first: str, acknowledge: C
         _serve(rank, endpoints, first, acknowledge)
     except Exception:
         acknowledge.send(Failure(rank, traceback.format_exc()))
-
-
-def die_with_parent() -> None:
-    """End this process when its parent ends, however that was killed; leave Ctrl-C to the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = parent_process()
-    if parent is None:
-        raise RuntimeError("die_with_parent() must be called in a child of multiprocessing")
-    sentinel = parent.sentinel
-
-    def watch() -> None:
-        wait([sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
 
 
 def _serve(rank: int, endpoints: Mapping[str, Endpoint], first: str, acknowledge: Connection) -> None:

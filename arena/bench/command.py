@@ -1,0 +1,102 @@
+"""`arena bench`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from arena.tools.extras import MissingExtra, require
+
+if TYPE_CHECKING:
+    from arena.bench.harness import Figure
+
+HEADINGS = ("figure", "value", "quartiles", "at most", "", "samples")
+WIDTH = 130
+"""Columns, where the output is not a terminal."""
+
+
+@click.command("bench")
+@click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
+@click.option("--quick", is_flag=True, help="Tiny sizes and few rounds: shows that it works, the figures mean nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--markdown", is_flag=True, help="Print a Markdown table.")
+def command(scenarios: tuple[str, ...], quick: bool, as_json: bool, markdown: bool) -> None:
+    """Measure what the package promises, as ratios to peers in the same run.
+
+    Without SCENARIO all are measured: enqueue, arrival, medium, threads, loan, view, small, idle, resident, overhead,
+    cold, lease.
+    """
+    from arena.bench.scenarios import SCENARIOS
+
+    if unknown := set(scenarios) - set(SCENARIOS):
+        raise click.UsageError(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
+    try:
+        figures = _measure(scenarios or tuple(SCENARIOS), quick)
+    except MissingExtra as error:
+        raise click.ClickException(str(error)) from None
+    _show(figures, quick, as_json, markdown)
+
+
+def _measure(names: Iterable[str], quick: bool) -> list[Figure]:
+    console_module, progress_module = require("rich.console"), require("rich.progress")
+    from arena.bench.readers import Pool
+    from arena.bench.scenarios import QUICK, SCENARIOS, Bench, Scale
+
+    figures: list[Figure] = []
+    pool = Pool()
+    bench = Bench(QUICK if quick else Scale(), pool)
+    # Redrawn between scenarios only: a thread that refreshes the bar would disturb what is measured.
+    bar = progress_module.Progress(console=console_module.Console(stderr=True), transient=True, auto_refresh=False)
+    try:
+        with bar:
+            task = bar.add_task("", total=len(tuple(names)))
+            for name in names:
+                bar.update(task, description=name, refresh=True)
+                figures += SCENARIOS[name](bench)
+                bar.advance(task)
+    finally:
+        pool.close()
+    return figures
+
+
+def _show(figures: list[Figure], quick: bool, as_json: bool, markdown: bool) -> None:
+    from arena.bench.harness import environment
+
+    about = environment()
+    if as_json:
+        told = {"quick": quick, "environment": about, "figures": [one.as_json() for one in figures]}
+        click.echo(json.dumps(told, indent=2))
+        return
+    rows = [_cells(one) for one in figures]
+    if markdown:
+        lines = [HEADINGS, ("---",) * len(HEADINGS), *rows]
+        click.echo("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    else:
+        require("rich.console").Console(width=None if sys.stdout.isatty() else WIDTH).print(_table(rows))
+    if quick:
+        click.echo("quick: this shows that the benchmark works; the figures mean nothing")
+    click.echo(", ".join(f"{key} {value}" for key, value in about.items()))
+
+
+def _cells(one: Figure) -> tuple[str, ...]:
+    return (
+        one.name,
+        f"{one.value:.3g} {one.unit}",
+        f"{one.low:.3g} - {one.high:.3g}",
+        "" if one.limit is None else f"{one.limit:g} {one.unit}",
+        one.verdict + (" (noisy)" if one.noisy else ""),
+        str(one.samples),
+    )
+
+
+def _table(rows: list[tuple[str, ...]]) -> Any:
+    table = require("rich.table").Table()
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading in ("figure", "") else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table

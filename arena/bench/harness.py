@@ -1,0 +1,129 @@
+"""Measuring on a machine that is never quite quiet.
+
+What is compared is measured in turns within one run, and only the ratio is judged. A sample during which the kernel
+took the processor away (`ru_nivcsw` of the thread) is dropped, its partner of the same round with it; if that leaves
+too few, all are used and the figure is marked as noisy. A ratio is the median of the rounds' ratios; next to it
+stand the quartiles.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from arena.tools.transports import now_ns
+
+CLEAN_MIN = 5
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured action: its start, wall time and thread's processor time; whether the kernel interrupted it."""
+
+    start_ns: int
+    wall_ns: int
+    cpu_ns: int
+    disturbed: bool
+
+    def until(self, end_ns: int) -> Sample:
+        """The same with a later end, which another process has told."""
+        return replace(self, wall_ns=end_ns - self.start_ns)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the report; without a limit it is only told."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None
+    low: float
+    high: float
+    samples: int
+    noisy: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """Whether the value is within its limit."""
+        if self.limit is None:
+            return ""
+        return "met" if self.value <= self.limit else "over"
+
+    def as_json(self) -> dict[str, object]:
+        """All fields and the verdict."""
+        return {**asdict(self), "verdict": self.verdict}
+
+
+def timed(action: Callable[[], object]) -> Sample:
+    """Run `action` once."""
+    switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+    cpu_ns, start_ns = time.thread_time_ns(), now_ns()
+    action()
+    end_ns = now_ns()
+    cpu_ns = time.thread_time_ns() - cpu_ns
+    disturbed = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw > switches
+    return Sample(start_ns, end_ns - start_ns, cpu_ns, disturbed)
+
+
+def interleaved(
+    measurements: Sequence[Callable[[], Mapping[str, Sample]]], rounds: int, warm_up: int = 2
+) -> dict[str, list[Sample]]:
+    """Take all measurements in every round, in alternating order; the first rounds are thrown away."""
+    samples: dict[str, list[Sample]] = {}
+    with collector_off():
+        for number in range(warm_up + rounds):
+            for measure in measurements if number % 2 else reversed(measurements):
+                for name, sample in measure().items():
+                    if number >= warm_up:
+                        samples.setdefault(name, []).append(sample)
+    return samples
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """Without Python's garbage collector, after one collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def ratio(name: str, measured: Sequence[Sample], peer: Sequence[Sample], limit: float | None) -> Figure:
+    """Median of the rounds' ratios of wall times."""
+    pairs = list(zip(measured, peer, strict=True))
+    clean = [pair for pair in pairs if not (pair[0].disturbed or pair[1].disturbed)]
+    noisy = len(clean) < min(CLEAN_MIN, len(pairs))
+    return figure(name, [a.wall_ns / b.wall_ns for a, b in (pairs if noisy else clean)], "x", limit, noisy)
+
+
+def figure(name: str, values: Sequence[float], unit: str, limit: float | None, noisy: bool = False) -> Figure:
+    """The median of `values`, and their quartiles."""
+    if len(values) == 1:
+        return Figure(name, values[0], unit, limit, values[0], values[0], 1, noisy)
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Figure(name, middle, unit, limit, low, high, len(values), noisy)
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on."""
+    import torch
+
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
