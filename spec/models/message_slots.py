@@ -44,5 +44,5 @@ def model(config: Config) -> Model:
         invariants=INVARIANTS,
         drain=DRAIN,
         sometimes=tuple(each for each in SOMETIMES if each is not rejoined or admit.name in actions),
-        canonical=canonicaliser(reader_keys, columns, renumber),
+        canonical=canonicaliser(reader_keys, columns, renumber) if config.symmetric else None,
     )

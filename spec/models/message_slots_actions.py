@@ -35,7 +35,7 @@ from spec.models.message_slots_state import (
     State,
 )
 
-# ---------------------------------------------------------------------------------------------------------- the writer
+# ---- the writer
 
 
 @action("writer", over=["slot"], edge=["[slot.done]", "[slot.gen]"], progress=False)
@@ -198,7 +198,7 @@ def writer_death(config: Config, state: State) -> State | None:
     return state._replace(writer=DEAD, current=NO_SLOT, pending=())
 
 
-# --------------------------------------------------------------------------------------------------------- the readers
+# ---- the readers
 
 
 def moved(state: State, reader: int, slot: int, ref: Ref) -> State:

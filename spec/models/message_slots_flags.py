@@ -38,7 +38,7 @@ def flagged(*order: str, **fields: Any) -> Config:
     order = order or USUAL_ORDER
     steps = tuple(step_of(order, name) for name in order)
     without = ("abort", "enqueue") if "send" in order else ()
-    return Config(**fields, without=without, changed=(claim_of(order), abort, release, *steps))
+    return Config(**fields, symmetric=False, without=without, changed=(claim_of(order), abort, release, *steps))
 
 
 def claim_of(order: tuple[str, ...]) -> Action:

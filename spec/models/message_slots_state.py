@@ -84,6 +84,7 @@ class Config:
     leave: bool = False  # a reader may call shutdown() and live on
     skip: bool = False  # a reader may skip a message without looking at it
     quarantine: bool = False  # a dead reader's DMA may outlive the death signal
+    symmetric: bool = True  # no action treats one reader or slot unlike another
     without: tuple[str, ...] = ()  # the names of actions that nobody takes
     changed: tuple[Action, ...] = ()  # actions that replace the one of the same name, or come on top
     is_free: Callable[[Config, State, int], bool] = is_free
