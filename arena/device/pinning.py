@@ -160,6 +160,8 @@ class Pinning:
         registered: list[int] = []
         try:
             for index in taken:
+                if self._closed:
+                    break
                 # Noted before the call: were it interrupted, a note too many does no harm, and one too few would.
                 registered.append(index)
                 self._register(self.chunks[index])
@@ -174,7 +176,7 @@ class Pinning:
         """Reserve those of these chunks that are to be registered now, once no other thread is at work on any."""
         with self._changed:
             self._changed.wait_for(lambda: all(self._states[index] is not _State.REGISTERING for index in wanted))
-            if self._closed or self._failure is not None:
+            if self._failure is not None:
                 return []
             taken = [index for index in wanted if self._states[index] is _State.PAGEABLE]
             for index in taken:

@@ -354,7 +354,8 @@ class SimulatedDevice(Device):
                 if start <= memory.start and memory.stop <= start + length:
                     return True
                 if self._overlap(memory, range(start, start + length)):
-                    self._refuse(ERROR_INVALID_VALUE, f"copy: only a part of {memory} is in the range at {start:#x}")
+                    text = f"copy: only a part of {memory} is in the range at {start:#x} ({ERROR_INVALID_VALUE})"
+                    raise DeviceError(text, ERROR_INVALID_VALUE)
         return False
 
     def _pages(self, address: int, nbytes: int) -> range:

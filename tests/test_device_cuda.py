@@ -1,0 +1,179 @@
+"""What can be said of the CUDA device without one: it starts nothing, and it calls the driver as it should.
+
+The driver is a little C library under the name of torch's own, loaded as torch loads its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from arena.device import cuda
+from arena.device.cuda import CudaDevice
+from arena.errors import DeviceError
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has the real library loaded")
+
+DRIVER = r"""
+#include <stddef.h>
+#include <unistd.h>
+
+unsigned long long last_address, last_nbytes;
+unsigned last_flags;
+int last_error, answer, mode, mode_in_call, drained;
+volatile int entered, go_on = 1;
+
+static int call(void *address, size_t nbytes, unsigned flags) {
+    last_address = (unsigned long long)address; last_nbytes = nbytes; last_flags = flags; mode_in_call = mode;
+    entered = 1;
+    while (!go_on) usleep(1000);
+    if (answer) last_error = answer;
+    return answer;
+}
+int cudaHostRegister(void *address, size_t nbytes, unsigned flags) { return call(address, nbytes, flags); }
+int cudaHostUnregister(void *address) { return call(address, 0, 0); }
+int cudaGetLastError(void) { int error = last_error; last_error = 0; drained++; return error; }
+const char *cudaGetErrorString(int code) { return code == 2 ? "out of memory" : 0; }
+int cudaThreadExchangeStreamCaptureMode(int *m) { int before = mode; mode = *m; *m = before; return 0; }
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder: Path = tmp_path_factory.mktemp("driver")
+    (folder / "driver.c").write_text(DRIVER)
+    library = folder / "libc10_cuda.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, folder / "driver.c"], check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture
+def device(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaDevice]:
+    """A device in a process that uses number 3 of them."""
+
+    @contextmanager
+    def current(index: int) -> Iterator[None]:
+        currents.append(index)
+        yield
+
+    currents: list[int] = []
+    monkeypatch.setattr(cuda, "_is_initialized", lambda: True)
+    monkeypatch.setattr(cuda, "_used_devices", lambda: [3, 5])
+    monkeypatch.setattr(torch.cuda, "device", current)
+    write(driver, answer=0, last_error=0, go_on=1, entered=0, mode=0, drained=0)
+    yield CudaDevice()
+    assert set(currents) <= {3}
+    assert read(driver, "mode") == 0  # as it was found
+
+
+def read(driver: ctypes.CDLL, name: str) -> int:
+    kind = ctypes.c_ulonglong if name in ("last_address", "last_nbytes") else ctypes.c_int
+    return int(kind.in_dll(driver, name).value)
+
+
+def write(driver: ctypes.CDLL, **values: int) -> None:
+    for name, value in values.items():
+        ctypes.c_int.in_dll(driver, name).value = value
+
+
+def test_importing_and_asking_initialises_nothing() -> None:
+    code = (
+        "import torch\n"
+        "from arena.device.cuda import CudaDevice\n"
+        "assert CudaDevice().unavailable() == 'this process has not initialised CUDA'\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "assert 'libcuda.so' not in open('/proc/self/maps').read()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_process_without_cuda_gets_an_error_and_not_a_context() -> None:
+    with pytest.raises(DeviceError, match="has not initialised CUDA"):
+        CudaDevice().register(0, 4096)
+
+
+def test_a_process_without_a_context_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_is_initialized", lambda: True)
+    monkeypatch.setattr(cuda, "_used_devices", list)
+    assert "no CUDA context" in str(CudaDevice().unavailable())
+
+
+def test_a_runtime_that_is_not_loaded_is_a_reason_and_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_is_initialized", lambda: True)
+    monkeypatch.setattr(cuda, "_used_devices", lambda: [0])
+    monkeypatch.setattr(torch.version, "hip", "6.0", raising=False)
+    device = CudaDevice()
+    assert (
+        device.unavailable()
+        == device.unavailable()
+        == ("torch's CUDA runtime cannot be reached: libc10_hip.so is not loaded")
+    )
+    with pytest.raises(DeviceError, match=r"libc10_hip\.so is not loaded"):
+        device.drain_error()
+
+
+def test_register_passes_all_64_bits_and_the_right_flags(device: CudaDevice, driver: ctypes.CDLL) -> None:
+    assert device.unavailable() is None
+    device.register(0x7F12_3456_7000, 64 << 30)
+    assert [read(driver, name) for name in ("last_address", "last_nbytes", "last_flags")] == [
+        0x7F12_3456_7000,
+        64 << 30,
+        1,
+    ]
+    device.register(0x7F12_3456_7000, 4096, read_only=True)
+    assert read(driver, "last_flags") == 9
+    device.unregister(0x7FFF_FFFF_F000)
+    assert read(driver, "last_address") == 0x7FFF_FFFF_F000
+
+
+def test_a_refusal_has_the_driver_s_code_and_words_and_leaves_its_error_to_be_drained(
+    device: CudaDevice, driver: ctypes.CDLL
+) -> None:
+    write(driver, answer=2)
+    with pytest.raises(DeviceError, match=r"cudaHostRegister of 4096 bytes at 0x1000: out of memory \(2\)") as error:
+        device.register(0x1000, 4096)
+    assert error.value.code == 2
+    assert read(driver, "drained") == 0
+    assert device.drain_error() == 2
+    assert device.drain_error() == 0
+
+
+def test_a_code_without_words_is_reported_all_the_same(device: CudaDevice, driver: ctypes.CDLL) -> None:
+    write(driver, answer=999)
+    with pytest.raises(DeviceError, match=r"cudaHostUnregister at 0x1000: unknown error \(999\)"):
+        device.unregister(0x1000)
+
+
+def test_a_capture_in_another_thread_stays_valid(device: CudaDevice, driver: ctypes.CDLL) -> None:
+    device.register(0x1000, 4096)
+    assert read(driver, "mode_in_call") == 2  # relaxed
+
+
+def test_other_python_threads_run_while_the_driver_works(device: CudaDevice, driver: ctypes.CDLL) -> None:
+    """The driver does not return before this thread, a Python thread, lets it: with the GIL held it never would."""
+    write(driver, go_on=0)
+    thread = threading.Thread(target=device.register, args=(0x1000, 4096), daemon=True)
+    thread.start()
+    while not read(driver, "entered"):
+        threading.Event().wait(0.001)
+    assert thread.is_alive()
+    write(driver, go_on=1)
+    thread.join()
+
+
+def test_an_error_of_torch_becomes_a_device_error(device: CudaDevice) -> None:
+    class Broken:
+        def query(self) -> bool:
+            raise RuntimeError("CUDA error: context is destroyed")
+
+    device.unavailable()
+    with pytest.raises(DeviceError, match="event query: CUDA error: context is destroyed"):
+        device.query(Broken())
