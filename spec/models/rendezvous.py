@@ -31,6 +31,7 @@ from spec.models.rendezvous_state import (
     TORN,
     BigFile,
     Config,
+    Content,
     EntryFile,
     FailedRecord,
     Population,
@@ -218,7 +219,7 @@ def initial(config: Config) -> State:
     """Nobody has begun; an earlier run may have left an entry."""
     processes = (Process(Step.OPEN),) * len(config.instances)
     dead_member = frozenset((GONE,))
-    left = {
+    left: dict[str, Content] = {
         "other": Record(GONE, "Z", dead_member, GONE),
         "same": Record(GONE, config.instances[0], dead_member, GONE),
         "torn": TORN,
