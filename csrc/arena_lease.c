@@ -32,79 +32,109 @@ typedef struct dl_managed {
     void (*deleter)(struct dl_managed *);
 } dl_managed;
 
-typedef struct {
-    dl_managed managed; /* first: torch hands this address back to the deleter */
+struct arena_grant {
     arena_mapping *mapping;
     uint64_t generation;
     uint32_t row;
     uint32_t slot;
-    int64_t dims[]; /* shape, then strides */
-} lease;
+    _Atomic int64_t holders; /* the message while it is unpickled, and each tensor */
+};
+
+typedef struct {
+    dl_managed managed; /* first: torch hands this address back to the deleter */
+    arena_grant *grant;     /* what it holds: a grant, */
+    arena_mapping *mapping; /* or a mapping alone; neither: the payload follows in this allocation */
+    int64_t dims[];         /* shape, then strides */
+} tensor_node;
 
 #define DEVICE_CPU 1
 #define ALIGNMENT 64
 
-static _Atomic int64_t leases_live;
+static _Atomic int64_t grants_live;
 
-static void drop_lease(dl_managed *managed) {
-    lease *l = (lease *)managed;
-    if (*l->mapping->alive) { /* inert in a forked child */
-        arena_slot_release(l->mapping, l->row, l->slot, l->generation);
-        arena_map_release(l->mapping);
-    }
-    atomic_fetch_sub(&leases_live, 1);
-    free(l);
+arena_grant *arena_grant_open(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation) {
+    arena_grant *g = malloc(sizeof *g);
+    if (!g) return NULL;
+    *g = (arena_grant){m, generation, row, slot, 1};
+    arena_map_retain(m);
+    atomic_fetch_add(&grants_live, 1);
+    return g;
 }
 
-static void drop_copy(dl_managed *managed) { free(managed); }
+/* The last holder releases the slot: at once, in whatever thread. */
+void arena_grant_drop(arena_grant *g) {
+    if (!arena_map_is_alive(g->mapping)) return; /* a forked child: its parent holds the lease */
+    if (atomic_fetch_sub(&g->holders, 1) != 1) return;
+    arena_slot_release(g->mapping, g->row, g->slot, g->generation);
+    arena_map_release(g->mapping);
+    atomic_fetch_sub(&grants_live, 1);
+    free(g);
+}
 
-static lease *new_tensor(uint64_t payload_bytes, int code, int bits, int ndim, const int64_t *shape,
-                         const int64_t *strides) {
-    uint64_t node_bytes = sizeof(lease) + 2 * (uint64_t)ndim * sizeof(int64_t);
-    node_bytes = (node_bytes + ALIGNMENT - 1) & ~(uint64_t)(ALIGNMENT - 1);
-    lease *l = aligned_alloc(ALIGNMENT, (node_bytes + payload_bytes + ALIGNMENT - 1) & ~(uint64_t)(ALIGNMENT - 1));
-    if (!l) return NULL;
-    memset(l, 0, node_bytes);
-    memcpy(l->dims, shape, (uint64_t)ndim * sizeof(int64_t));
-    dl_tensor *tensor = &l->managed.tensor;
-    tensor->data = (char *)l + node_bytes;
+int64_t arena_grants_live(void) { return atomic_load(&grants_live); }
+
+static void drop_tensor(dl_managed *managed) {
+    tensor_node *node = (tensor_node *)managed;
+    if (node->grant) arena_grant_drop(node->grant);
+    if (node->mapping) arena_map_release(node->mapping);
+    free(node);
+}
+
+static uint64_t aligned(uint64_t nbytes) { return (nbytes + ALIGNMENT - 1) & ~(uint64_t)(ALIGNMENT - 1); }
+
+/* A node with `payload_bytes` behind it, where its data pointer points. */
+static tensor_node *new_tensor(uint64_t payload_bytes, int code, int bits, int ndim, const int64_t *shape,
+                               const int64_t *strides) {
+    uint64_t dims_bytes = (uint64_t)ndim * sizeof(int64_t);
+    uint64_t node_bytes = aligned(sizeof(tensor_node) + 2 * dims_bytes);
+    tensor_node *node = aligned_alloc(ALIGNMENT, node_bytes + aligned(payload_bytes));
+    if (!node) return NULL;
+    memset(node, 0, node_bytes);
+    memcpy(node->dims, shape, dims_bytes);
+    dl_tensor *tensor = &node->managed.tensor;
+    tensor->data = (char *)node + node_bytes;
     tensor->device.type = DEVICE_CPU;
     tensor->ndim = ndim;
     tensor->dtype.code = (uint8_t)code;
     tensor->dtype.bits = (uint8_t)bits;
     tensor->dtype.lanes = 1;
-    tensor->shape = l->dims;
+    tensor->shape = node->dims;
     if (strides) {
-        memcpy(l->dims + ndim, strides, (uint64_t)ndim * sizeof(int64_t));
-        tensor->strides = l->dims + ndim;
+        memcpy(node->dims + ndim, strides, dims_bytes);
+        tensor->strides = node->dims + ndim;
     }
-    return l;
+    node->managed.deleter = drop_tensor;
+    return node;
 }
 
-/* A view of an extent; its deleter releases (row, slot, generation) and the mapping. */
-void *arena_lease_tensor(arena_mapping *m, uint64_t offset, uint32_t row, uint32_t slot, uint64_t generation,
-                         int code, int bits, int ndim, const int64_t *shape, const int64_t *strides) {
-    lease *l = new_tensor(0, code, bits, ndim, shape, strides);
-    if (!l) return NULL;
-    l->managed.tensor.data = m->data + offset;
-    l->managed.deleter = drop_lease;
-    l->mapping = m;
-    l->row = row;
-    l->slot = slot;
-    l->generation = generation;
+/* A view of an extent, which holds the grant. */
+void *arena_grant_tensor(arena_grant *g, char *data, int code, int bits, int ndim, const int64_t *shape,
+                         const int64_t *strides) {
+    tensor_node *node = new_tensor(0, code, bits, ndim, shape, strides);
+    if (!node) return NULL;
+    node->managed.tensor.data = data;
+    node->grant = g;
+    atomic_fetch_add(&g->holders, 1);
+    return node;
+}
+
+/* A view of the data area that owns no slot: it only keeps the mapping. */
+void *arena_map_tensor(arena_mapping *m, uint64_t offset, int code, int bits, int ndim, const int64_t *shape,
+                       const int64_t *strides) {
+    tensor_node *node = new_tensor(0, code, bits, ndim, shape, strides);
+    if (!node) return NULL;
+    node->managed.tensor.data = m->data + offset;
+    node->mapping = m;
     arena_map_retain(m);
-    atomic_fetch_add(&leases_live, 1);
-    return l;
+    return node;
 }
 
 /* A copy of an inline buffer, in the allocation of its own node. */
 void *arena_copied_tensor(const char *from, uint64_t nbytes, int code, int bits, int ndim, const int64_t *shape,
                           const int64_t *strides) {
-    lease *l = new_tensor(nbytes, code, bits, ndim, shape, strides);
-    if (!l) return NULL;
-    memcpy(l->managed.tensor.data, from, nbytes);
-    l->managed.deleter = drop_copy;
-    return l;
+    tensor_node *node = new_tensor(nbytes, code, bits, ndim, shape, strides);
+    if (node) memcpy(node->managed.tensor.data, from, nbytes);
+    return node;
 }
 
 /* A capsule that nobody imported still owns its tensor; an imported one has been renamed. */
@@ -115,5 +145,3 @@ static void capsule_destructor(PyObject *capsule) {
 }
 
 uint64_t arena_capsule_destructor(void) { return (uint64_t)(uintptr_t)capsule_destructor; }
-
-int64_t arena_leases_live(void) { return atomic_load(&leases_live); }

@@ -55,13 +55,18 @@ typedef struct arena_mapping {
 #define ARENA_ACCESS_READONLY 1
 #define ARENA_ACCESS_PRIVATE 2
 
-/* fd < 0: anonymous memory, for tests that step and snapshot the protocol in one process */
+/* fd < 0: anonymous memory, for tests that step and snapshot the protocol in one process;
+ * control_bytes 0: only data, from the start of the file */
 arena_mapping *arena_map(int fd, const arena_geometry *geometry, int access, int *error);
 void arena_map_retain(arena_mapping *m);
 void arena_map_release(arena_mapping *m);
 int arena_map_is_alive(arena_mapping *m);
 int64_t arena_maps_live(void);
 int arena_populate(char *address, uint64_t nbytes, int write);
+int arena_populate_once(char *address, uint64_t nbytes, int write);
+void arena_touch_pages(char *address, uint64_t nbytes, int write);
+int arena_bind_memory(char *address, uint64_t nbytes, int mode, const uint64_t *nodes, uint32_t n_words);
+int arena_bind_thread(int mode, const uint64_t *nodes, uint32_t n_words);
 int arena_discard(char *address, uint64_t nbytes);
 int arena_advise_huge(char *address, uint64_t nbytes);
 
@@ -135,17 +140,22 @@ void arena_slot_claim(arena_mapping *m, uint32_t slot, uint64_t generation, uint
                       uint64_t kind);
 int arena_slot_lease(arena_mapping *m, uint32_t slot, uint64_t generation, uint64_t *offset, uint64_t *nbytes);
 void arena_slot_release(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation);
-uint32_t arena_slots_free(arena_mapping *m, const uint32_t *slots, uint32_t n, const uint64_t *generations,
-                          const uint64_t *required, uint8_t *is_free, uint64_t *impossible);
+uint32_t arena_slots_free(arena_mapping *m, const uint32_t *slots, uint32_t n, const uint64_t *generation_of,
+                          const uint64_t *required_of, uint8_t *is_free, uint64_t *impossible);
 void arena_rows_clear(arena_mapping *m, uint32_t row);
 
-/* ---- leases: DLPack tensors whose storage owns a slot, or memory of its own ---- */
-void *arena_lease_tensor(arena_mapping *m, uint64_t offset, uint32_t row, uint32_t slot, uint64_t generation,
-                         int code, int bits, int ndim, const int64_t *shape, const int64_t *strides);
+/* ---- leases: a grant is what one message gave this process of one slot; tensors share it ---- */
+typedef struct arena_grant arena_grant;
+arena_grant *arena_grant_open(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation);
+void arena_grant_drop(arena_grant *g);
+void *arena_grant_tensor(arena_grant *g, char *data, int code, int bits, int ndim, const int64_t *shape,
+                         const int64_t *strides);
 void *arena_copied_tensor(const char *from, uint64_t nbytes, int code, int bits, int ndim, const int64_t *shape,
                           const int64_t *strides);
+void *arena_map_tensor(arena_mapping *m, uint64_t offset, int code, int bits, int ndim, const int64_t *shape,
+                       const int64_t *strides);
 uint64_t arena_capsule_destructor(void);
-int64_t arena_leases_live(void);
+int64_t arena_grants_live(void);
 
 /* cdef end */
 

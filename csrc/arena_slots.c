@@ -72,19 +72,18 @@ void arena_slot_release(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t 
 
 /* Which of `slots` every required row has released; returns how many.  `impossible` collects the
  * rows that claim to have released a generation that was never published. */
-uint32_t arena_slots_free(arena_mapping *m, const uint32_t *slots, uint32_t n, const uint64_t *generations,
-                          const uint64_t *required, uint8_t *is_free, uint64_t *impossible) {
+uint32_t arena_slots_free(arena_mapping *m, const uint32_t *slots, uint32_t n, const uint64_t *generation_of,
+                          const uint64_t *required_of, uint8_t *is_free, uint64_t *impossible) {
     uint32_t count = 0;
     for (uint32_t i = 0; i < n; i++) {
+        uint64_t generation = generation_of[slots[i]];
         is_free[i] = 1;
-        for (uint32_t row = 0; row <= m->geometry.n_readers; row++) {
-            if (!(required[i] >> row & 1)) continue;
+        for (uint64_t rows = required_of[slots[i]]; rows && is_free[i]; rows &= rows - 1) {
+            uint32_t row = (uint32_t)__builtin_ctzll(rows);
             STEP(done_load);
             uint64_t done = arena_done_load_acquire(done_of(m, row, slots[i])); /* [slot.done] */
-            if (done == generations[i]) continue;
-            if (done > generations[i]) *impossible |= (uint64_t)1 << row;
-            is_free[i] = 0;
-            break;
+            if (done > generation) *impossible |= (uint64_t)1 << row;
+            is_free[i] = done == generation;
         }
         count += is_free[i];
     }

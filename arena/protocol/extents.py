@@ -1,7 +1,7 @@
 """Which byte ranges of the data area are free: pure, and private to the writer.
 
 First fit at the lowest address: warm pages are used again (measured: 3 times faster and 12 times less resident than
-round robin), and everything that was ever given out lies below one high-water mark.
+round robin), and what was ever used lies together at the start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ class Extents:
             raise ValueError(f"capacity_bytes={capacity_bytes}: must be a multiple of {PAGE}, not negative")
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
-        self.high_water_bytes = 0  # no byte at or above it was ever given out
         self._starts: list[int] = [0] if capacity_bytes else []  # free ranges, in order of address
         self._ends: list[int] = [capacity_bytes] if capacity_bytes else []
         self._taken: dict[int, int] = {}  # offset -> length
@@ -29,18 +28,16 @@ class Extents:
         if nbytes <= 0:
             raise ValueError(f"nbytes={nbytes}: an extent has at least one byte")
         length = -(-nbytes // PAGE) * PAGE
-        for i, (start, end) in enumerate(zip(self._starts, self._ends)):
-            if end - start >= length:
-                break
-        else:
+        i = next((i for i, (start, end) in enumerate(self.free_ranges()) if end - start >= length), None)
+        if i is None:
             return None
+        start, end = self._starts[i], self._ends[i]
         if end - start == length:
             del self._starts[i], self._ends[i]
         else:
             self._starts[i] = start + length
         self._taken[start] = length
         self.used_bytes += length
-        self.high_water_bytes = max(self.high_water_bytes, start + length)
         return start
 
     def give(self, offset: int) -> None:
@@ -68,9 +65,13 @@ class Extents:
             self._starts.insert(i, offset)
             self._ends.insert(i, end)
 
+    def length(self, offset: int) -> int:
+        """The length of the range taken at ``offset``, 0 if none is."""
+        return self._taken.get(offset, 0)
+
     def largest_free_bytes(self) -> int:
         """The longest range that ``take`` could give now."""
-        return max((end - start for start, end in zip(self._starts, self._ends)), default=0)
+        return max((end - start for start, end in self.free_ranges()), default=0)
 
     def free_ranges(self) -> list[tuple[int, int]]:
         """The free ranges as (start, end), in order of address."""

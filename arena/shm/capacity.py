@@ -1,4 +1,4 @@
-"""How much memory is there: the limits of the backing file system and of the memory cgroup, read before a segment is made."""
+"""How much memory there is: the limits of the file system and of the memory cgroup, read before a segment is made."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def file_system_free_bytes(directory: str = SHM_DIRECTORY) -> int | None:
     return status.f_bavail * status.f_frsize if status.f_blocks else None
 
 
-def memory_cgroups(proc_cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Iterator[CgroupMemory]:
+def memory_cgroups(
+    proc_cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> Iterator[CgroupMemory]:
     """The memory cgroups that this process is in, innermost first, v1 and v2; unreadable ones are skipped."""
     try:
         lines = proc_cgroup.read_text().splitlines()
@@ -89,7 +91,8 @@ def check_cgroup(needed_bytes: int, *, populated: bool, groups: Iterator[CgroupM
     Raises:
         CapacityError: ``populated`` and the segment is larger than the limit.
     """
-    tightest = min(groups if groups is not None else memory_cgroups(), key=lambda g: g.limit_bytes - g.used_bytes, default=None)
+    groups = memory_cgroups() if groups is None else groups
+    tightest = min(groups, key=lambda group: group.limit_bytes - group.used_bytes, default=None)
     if tightest is None or needed_bytes <= tightest.limit_bytes - tightest.used_bytes:
         return
     numbers = (

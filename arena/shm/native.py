@@ -53,7 +53,7 @@ def shape_of(dims: Sequence[int]) -> Any:
 
 
 def capsule_to_tensor(managed: Any) -> torch.Tensor:
-    """Hands a tensor made by ``arena_lease_tensor`` or ``arena_copied_tensor`` to torch, which owns it from then on.
+    """Hands a tensor made by ``arena_grant_tensor`` or ``arena_copied_tensor`` to torch, which owns it from then on.
 
     Raises:
         MemoryError: ``managed`` is NULL: the native allocation failed.
@@ -61,7 +61,7 @@ def capsule_to_tensor(managed: Any) -> torch.Tensor:
     if managed == ffi.NULL:
         raise MemoryError("no memory for a tensor's descriptor")
     capsule = _new_capsule(int(ffi.cast("uintptr_t", managed)), b"dltensor", _capsule_destructor)
-    return torch._C._from_dlpack(capsule)  # type: ignore[attr-defined,no-any-return]
+    return torch._C._from_dlpack(capsule)
 
 
 check_layout()

@@ -9,7 +9,7 @@ from functools import cache
 
 
 def start_time(pid: int) -> int | None:
-    """The process's start time in clock ticks since boot (field 22 of proc(5) ``stat``); None if there is no such process."""
+    """Start time in clock ticks since boot (field 22 of proc(5) ``stat``); None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()

@@ -70,8 +70,8 @@ class Segment:
 
     @property
     def alive(self) -> bool:
-        """False in a process that inherited this object through fork."""
-        return bool(self.mapping.alive[0])
+        """False in a process that inherited this object through fork, and after ``close``."""
+        return not self._closed and bool(self.mapping.alive[0])
 
     @property
     def data_address(self) -> int:
@@ -81,13 +81,11 @@ class Segment:
     def close(self) -> None:
         """Gives up this object's hold of the mapping and its descriptor; idempotent."""
         with self._lock:
-            if self._closed:
+            if not self.alive:
                 return
             self._closed = True
-        if self.alive:
-            lib.arena_map_release(self.mapping)
-            if self.fd >= 0:
-                os.close(self.fd)
+        lib.arena_map_release(self.mapping)
+        os.close(self.fd)
 
 
 def create(of: Layout, *, backing: Backing = "memfd", prefault: Prefault = "lazy", huge_pages: bool = False) -> Segment:
@@ -166,7 +164,8 @@ def _open_hugetlb(of: Layout) -> tuple[int, Layout, str] | None:
     try:
         lib.arena_map_release(_map(fd, huge, "shared"))  # reserves the pages, or fails now
     except CapacityError:
-        log.warning("huge_pages: fewer than %d reserved; asking for transparent huge pages instead", huge.total_bytes // HUGE_PAGE)
+        n_pages = huge.total_bytes // HUGE_PAGE
+        log.warning("huge_pages: fewer than %d are reserved; asking for transparent ones instead", n_pages)
         os.close(fd)
         return None
     return fd, huge, path
@@ -277,7 +276,7 @@ def _check_reach(handle: SegmentHandle) -> None:
     of = handle.layout
     sane = (
         0 <= of.n_readers <= layout.READERS_MAX
-        and 0 <= of.n_slots
+        and of.n_slots >= 0
         and len(handle.segment_id) == ID_BYTES
         and of.ring_bytes > 0 == of.ring_bytes % layout.PAGE == of.data_bytes % layout.PAGE
         and of.data_bytes >= 0

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 NAMES = ("arena", "out of band", "in-band pickle")
 EXIT_WRONG = 1
 EXIT_FAILED = 2
+EXIT_INTERRUPTED = 130
 WIDTH = 120
 """Columns, where the output is not a terminal."""
 
@@ -72,7 +73,7 @@ def _run(workers: int, seconds: float, sizes: list[FrameSize], seed: int, names:
 
     console = console_module.Console(stderr=True)
     try:
-        with progress_module.Progress(console=console, transient=True) as bar:
+        with progress_module.Progress(console=console, transient=True, refresh_per_second=4) as bar:
             task = bar.add_task("", total=1.0)
             result = engine.run(
                 workers, seconds, sizes, seed, names,
@@ -81,6 +82,8 @@ def _run(workers: int, seconds: float, sizes: list[FrameSize], seed: int, names:
     except engine.WorkerFailed as error:
         click.echo(f"demo: {error}", err=True)
         sys.exit(EXIT_FAILED)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=2))
     else:

@@ -1,0 +1,127 @@
+"""What neither the arena nor the ring takes: whole payloads over a ZMQ socket, to each reader on its own.
+
+The socket is ``ipc://`` in a 0700 directory.  Its file is unlinked as soon as it is bound: peers connect through
+``/proc/<pid>/fd/<n>`` of the writer, as they attach the memfd, so even a late reader needs no name.  Across PID namespaces
+(``backing="shm"``) the name stays until all have connected.
+
+Frames: the reader's identity (added and taken off by ZMQ), the message number, the pickle, each inline buffer.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from arena.errors import MessageLost
+from arena.shm import capacity
+from arena.shm.layout import MemberWord
+
+_NUMBER = struct.Struct("<Q")
+_PATH_BYTES_MAX = 100  # sun_path has 108
+_LINGER_MS = 1000
+_POLL_MS = 20
+
+
+def identity(rank: int, entry: MemberWord) -> bytes:
+    """A reader's address: no two incarnations of a rank share it."""
+    return b"%d:%d:%d" % (rank, entry.pid, entry.start)
+
+
+class OutOfBandWriter:
+    """The writer's end.  Not thread-safe: the queue's lock guards it."""
+
+    def __init__(self, *, named: bool) -> None:
+        parent = capacity.SHM_DIRECTORY if named else tempfile.gettempdir()
+        if len(parent) > _PATH_BYTES_MAX - 40:
+            parent = "/tmp"
+        self._directory = tempfile.mkdtemp(prefix=f"arena-{os.getpid()}-", dir=parent)  # mode 0700
+        self._fd = -1
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        try:
+            self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown reader is an error, not a silent loss
+            self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the queue instead, in bytes
+            self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+            path = f"{self._directory}/socket"
+            self._socket.bind(f"ipc://{path}")
+            self.endpoint = f"ipc://{path}"
+            if not named:
+                self._fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                self.endpoint = f"ipc:///proc/{os.getpid()}/fd/{self._fd}"
+                self.remove_name()
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, number: int, frames: Sequence[bytes], reader: bytes, gone: Callable[[], bool]) -> bool:
+        """Hands a message for one reader to ZMQ; False if it is ``gone`` before it has connected."""
+        while True:
+            try:
+                self._socket.send_multipart([reader, _NUMBER.pack(number), *frames], copy=False)
+                return True
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+            if gone():
+                return False
+            self._socket.poll(_POLL_MS)  # lets the handshake of a new connection through
+
+    def remove_name(self) -> None:
+        """Takes the socket's file out of the file system; idempotent."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def close(self) -> None:
+        """Ends the socket, giving messages under way a second; idempotent."""
+        self.remove_name()
+        if not self._context.closed:
+            self._context.destroy(linger=_LINGER_MS)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class OutOfBandReader:
+    """A reader's end; one thread at a time."""
+
+    def __init__(self, endpoint: str, reader: bytes) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, reader)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        try:
+            self._socket.connect(endpoint)
+        except BaseException:
+            self.close()
+            raise
+
+    def receive(self, number: int, n_frames: int, check: Callable[[], None]) -> list[memoryview]:
+        """The frames of message ``number``; while there is none, ``check`` is called and may raise.
+
+        Earlier messages, which this reader's dequeue gave up, are skipped.
+
+        Raises:
+            MessageLost: the next message is a later one, or has another number of frames.
+        """
+        while True:
+            while not self._socket.poll(_POLL_MS):
+                check()
+            first, *frames = self._socket.recv_multipart(copy=False)
+            found = _NUMBER.unpack(first.bytes)[0] if len(first.bytes) == _NUMBER.size else -1
+            if 0 <= found < number:
+                continue
+            if found != number or len(frames) != n_frames:
+                raise MessageLost(
+                    f"out of band, message {number} of {n_frames} frames was expected; {found} of {len(frames)} came"
+                )
+            return [memoryview(frame.buffer).cast("B") for frame in frames]
+
+    def close(self) -> None:
+        """Ends the socket; idempotent."""
+        if not self._context.closed:
+            self._context.destroy(linger=0)

@@ -1,0 +1,252 @@
+"""The writer's side of a message: one pickle, and beside it the buffers that it asks for.
+
+Large buffers are diverted into the arena while the object is pickled; what is declined travels with the pickle.
+
+Choices, each measured (docs/performance.md): a per-pickler ``dispatch_table`` (other objects pay nothing, unlike
+``reducer_override`` or ``persistent_id``), copied from ``copyreg``'s per message (0.1 us; a cached copy misses later
+registrations); a sink whose ``write`` is ``list.append`` (the C pickler hands large ``bytes`` over by identity).
+"""
+
+from __future__ import annotations
+
+import copyreg
+import logging
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from arena.message import tensors
+from arena.message.codec import Buffer, Kind
+from arena.protocol.slots import Refusal, SlotWriter
+from arena.ratelimit import RateLimit
+from arena.shm.native import capsule_to_tensor, ffi, lib, shape_of
+
+log = logging.getLogger("arena.message")
+
+SMALL = "small"
+UNSUPPORTED = "unsupported"
+
+
+class Inline(NamedTuple):
+    """A buffer that travels with the pickle: its address and length, and what keeps the memory alive."""
+
+    address: Any
+    nbytes: int
+    keepalive: object
+
+
+@dataclass
+class Encoded:
+    """A pickled message, before it is sent or aborted.
+
+    Attributes:
+        pickle_parts: pieces of the pickle, in order.
+        buffers: the buffer table, in the order in which the pickle asks for buffers.
+        inline: the buffers that travel with the pickle.
+        slots: the slots that it holds, one per grant.
+    """
+
+    pickle_parts: list[Any] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    inline: list[Inline] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Counts:
+    """What became of the buffers so far: diverted ones, and by reason those that were not."""
+
+    diverted: int = 0
+    loaned: int = 0
+    bytes_copied: int = 0
+    fallback: Counter[str] = field(default_factory=Counter)
+
+
+class _Sink:
+    """A file for the pickler whose write is the list's own append."""
+
+    __slots__ = ("write",)
+
+    def __init__(self, write: Callable[[Any], None]) -> None:
+        self.write = write
+
+
+class Encoder:
+    """Pickles messages, one at a time; the queue's lock guards it.
+
+    Args:
+        slots: the arena's slots; of an arena without capacity they are never claimed.
+        divert_bytes: buffers of at least this size are diverted.
+        copy_threads: threads of one copy.
+    """
+
+    def __init__(self, slots: SlotWriter, divert_bytes: int, copy_threads: int) -> None:
+        self.counts = Counts()
+        self._slots = slots
+        self._divert_bytes = divert_bytes
+        self._copy_threads = copy_threads
+        self._message = Encoded()
+        self._collected = False  # this message has looked for free slots
+        self._marker = pickle.PickleBuffer(bytearray())  # stands in the pickle where a tensor's bytes were placed
+        self._placed: Buffer | None = None  # by reduce_tensor, for the callback that follows at once
+        self._warnings = RateLimit(10.0)
+
+    def encode(self, obj: object) -> Encoded:
+        """Pickles an object and places its buffers; on any error its slots are free again.
+
+        Raises:
+            whatever pickling raises.
+        """
+        message = self._message = Encoded()
+        self._collected = False
+        pickler = pickle.Pickler(_Sink(message.pickle_parts.append), protocol=5, buffer_callback=self._buffer)
+        table: dict[type, Callable[[Any], Any]] = copyreg.dispatch_table.copy()
+        table[torch.Tensor] = self._reduce_tensor
+        table[torch.nn.Parameter] = self._reduce_parameter
+        pickler.dispatch_table = table
+        try:
+            pickler.dump(obj)
+        except BaseException:
+            self.abort(message)
+            raise
+        finally:
+            self._message = Encoded()
+        return message
+
+    def abort(self, message: Encoded) -> None:
+        """Gives the slots of a message that will not go out back."""
+        self._slots.abort(message.slots)
+        message.slots = []
+
+    # ---- reductions -------------------------------------------------------------------------------------------
+
+    def _reduce_tensor(self, t: torch.Tensor) -> Any:
+        return self._reduce(t, tensors.rebuild_tensor)
+
+    def _reduce_parameter(self, t: torch.nn.Parameter) -> Any:
+        return self._reduce(t, tensors.rebuild_parameter)
+
+    def _reduce(self, t: torch.Tensor, rebuild: Callable[..., torch.Tensor]) -> Any:
+        reason = tensors.refusal(t)
+        contiguous = reason is None and t.is_contiguous()
+        strides = None if contiguous else t.stride()
+        if reason is None and strides is not None and tensors.is_expanded(t.shape, strides):
+            reason = "expanded"
+        if reason is not None:
+            self.counts.fallback[f"{UNSUPPORTED}:{reason}"] += 1
+            return t.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+        if strides is not None and not tensors.is_dense(t.shape, strides):
+            t, strides = t.detach(), None
+            self._placed = self._gather(t)
+        else:
+            self._placed = self._place(ffi.cast("char *", t.data_ptr()), t.nbytes, Kind.INLINE_TENSOR, t)
+        return rebuild, (self._marker, tensors.DLPACK.get(t.dtype, t.dtype), tuple(t.shape), strides)
+
+    def _buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """The pickler met a buffer: False takes it out of the pickle."""
+        if buffer is self._marker and self._placed is not None:
+            self._message.buffers.append(self._placed)
+            self._placed = None
+            return False
+        try:
+            view = buffer.raw()
+        except BufferError:  # not contiguous: the pickler says so itself
+            return True
+        address = ffi.from_buffer(view) if view.nbytes else ffi.NULL
+        self._message.buffers.append(self._place(address, view.nbytes, Kind.INLINE_BYTES, (view, address)))
+        return False
+
+    # ---- where a buffer goes ----------------------------------------------------------------------------------
+
+    def _place(self, address: Any, nbytes: int, inline: Kind, keepalive: object) -> Buffer:
+        """Into a slot, or beside the pickle."""
+        loan = self._slots.loan_at(int(ffi.cast("uintptr_t", address)), nbytes)
+        if loan is not None:
+            return self._in_loan(*loan, nbytes, inline)
+        slot = self._claim(nbytes)
+        if slot is not None:
+            if not self._slots.copy(slot, address, self._copy_threads):
+                return self._diverted(slot, nbytes, inline)
+            self._give_up(slot)
+        return self._beside(address, nbytes, inline, keepalive)
+
+    def _gather(self, t: torch.Tensor) -> Buffer:
+        """A tensor with gaps: the one copy that it needs anyway goes straight into the slot."""
+        if t.dtype not in tensors.DLPACK:
+            gathered = t.contiguous()
+            return self._place(ffi.cast("char *", gathered.data_ptr()), t.nbytes, Kind.INLINE_TENSOR, gathered)
+        slot = self._claim(t.nbytes)
+        if slot is not None:
+            if not self._slots.populate(slot):
+                view_of(self._slots, slot, t.dtype, t.shape).copy_(t)
+                return self._diverted(slot, t.nbytes, Kind.INLINE_TENSOR)
+            self._give_up(slot)
+        gathered = t.contiguous()
+        return self._beside(ffi.cast("char *", gathered.data_ptr()), t.nbytes, Kind.INLINE_TENSOR, gathered)
+
+    def _claim(self, nbytes: int) -> int | None:
+        """A slot of this message, or None with the reason counted."""
+        if nbytes < self._divert_bytes:
+            self.counts.fallback[SMALL] += 1
+            return None
+        if not self._collected:  # every time, not only when full: low addresses are reused while they are warm
+            self._slots.collect()
+            self._collected = True
+        slot = self._slots.claim(nbytes)
+        if isinstance(slot, Refusal):
+            self._refused(slot, nbytes)
+            return None
+        self._message.slots.append(slot)
+        return slot
+
+    def _diverted(self, slot: int, nbytes: int, inline: Kind) -> Buffer:
+        self.counts.diverted += 1
+        self.counts.bytes_copied += nbytes
+        return Buffer(in_slot(inline), self._message.slots.index(slot), 0, nbytes)
+
+    def _in_loan(self, slot: int, within: int, nbytes: int, inline: Kind) -> Buffer:
+        if slot not in self._message.slots:
+            self._message.slots.append(slot)
+        self.counts.diverted += 1
+        self.counts.loaned += 1
+        return Buffer(in_slot(inline), self._message.slots.index(slot), within, nbytes)
+
+    def _beside(self, address: Any, nbytes: int, inline: Kind, keepalive: object) -> Buffer:
+        self._message.inline.append(Inline(address, nbytes, keepalive))
+        return Buffer(inline, 0, 0, nbytes)
+
+    def _give_up(self, slot: int) -> None:
+        """The memory behind a claimed slot is not there."""
+        nbytes = self._slots.lengths[slot]
+        self._message.slots.remove(slot)
+        self._slots.abort([slot])
+        self._refused(Refusal.NO_MEMORY, nbytes)
+
+    def _refused(self, reason: Refusal, nbytes: int) -> None:
+        self.counts.fallback[reason.value] += 1
+        if reason is not Refusal.NO_ARENA and self._warnings.allows(reason.value):
+            log.warning(
+                "a buffer of %d bytes does not go through the arena: %s (%d slots free, %d of %d bytes in use); it "
+                "travels with the message instead",
+                nbytes, reason.value, *self._slots.usage(), self._slots.capacity_bytes,
+            )  # fmt: skip
+
+
+def in_slot(inline: Kind) -> Kind:
+    """The kind of a buffer that was diverted."""
+    return Kind(inline + Kind.SLOT_TENSOR)
+
+
+def view_of(slots: SlotWriter, slot: int, dtype: torch.dtype, shape: Any) -> torch.Tensor:
+    """The writer's own tensor over a slot; when it is dropped, the writer's row of the slot is done."""
+    code, bits = tensors.DLPACK[dtype]
+    grant = slots.open_own_grant(slot)
+    try:
+        node = lib.arena_grant_tensor(grant, slots.pointer(slot), code, bits, len(shape), shape_of(shape), ffi.NULL)
+        return capsule_to_tensor(node)
+    finally:
+        lib.arena_grant_drop(grant)

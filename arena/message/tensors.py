@@ -1,0 +1,94 @@
+"""Tensors as bytes and back: which can travel as bytes, and how one is built over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+# DLPack's (code, bits) per dtype: what a capsule can carry directly (dlpack.h, DLDataTypeCode).
+_INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
+_DLPACK_NAMES = {
+    "int8": (_INT, 8), "int16": (_INT, 16), "int32": (_INT, 32), "int64": (_INT, 64),
+    "uint8": (_UINT, 8), "uint16": (_UINT, 16), "uint32": (_UINT, 32), "uint64": (_UINT, 64),
+    "float16": (_FLOAT, 16), "float32": (_FLOAT, 32), "float64": (_FLOAT, 64), "bfloat16": (_BFLOAT, 16),
+    "complex32": (_COMPLEX, 32), "complex64": (_COMPLEX, 64), "complex128": (_COMPLEX, 128), "bool": (_BOOL, 8),
+}  # fmt: skip
+DLPACK: dict[torch.dtype, tuple[int, int]] = {
+    getattr(torch, name): pair for name, pair in _DLPACK_NAMES.items() if hasattr(torch, name)
+}
+BYTE = (_UINT, 8)
+
+# One-byte dtypes that torch can view as bytes: they travel as uint8 and are viewed back.
+VIEWED: frozenset[torch.dtype] = frozenset(
+    getattr(torch, name)
+    for name in (
+        "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
+    )
+    if hasattr(torch, name)
+)  # fmt: skip
+
+
+class TensorSource(Protocol):
+    """Where a rebuilt tensor's bytes are: what the unpickler is given for each tensor."""
+
+    def tensor(self, code: int, bits: int, shape: Sequence[int], strides: Sequence[int] | None) -> torch.Tensor: ...
+
+
+def refusal(t: torch.Tensor) -> str | None:
+    """Why a tensor keeps its own reduction; None if its bytes say everything about it.
+
+    The type must be exactly ``torch.Tensor`` or ``torch.nn.Parameter`` (the pickler's dispatch table sees to that).
+    """
+    if t.device.type != "cpu":
+        return "device"
+    if t.layout is not torch.strided or t.is_nested:
+        return "layout"
+    if t.dtype not in DLPACK and t.dtype not in VIEWED:
+        return "dtype"
+    if t.requires_grad:
+        return "requires_grad"
+    if t.is_conj() or t.is_neg():
+        return "lazy_bit"
+    if t.__dict__ or t._backward_hooks:
+        return "attributes"
+    if torch._C._functorch.is_functorch_wrapped_tensor(t):
+        return "wrapper"
+    if t.numel() == 0:
+        return "empty"
+    return None
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements fill one range of memory, each place once, in whatever order of dimensions.
+
+    Then the bytes travel as they lie and the strides with them (channels_last, transposed).
+    """
+    expected = 1
+    for stride, size in sorted(zip(strides, shape)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def is_expanded(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether several elements share a place: gathering it would make it larger."""
+    return any(stride == 0 and size > 1 for stride, size in zip(strides, shape))
+
+
+def rebuild_tensor(
+    source: TensorSource, dtype: tuple[int, int] | torch.dtype, shape: Sequence[int], strides: Sequence[int] | None
+) -> torch.Tensor:
+    """Called by the unpickler.  ``strides`` None: contiguous."""
+    if isinstance(dtype, torch.dtype):
+        return source.tensor(*BYTE, shape, strides).view(dtype)
+    return source.tensor(*dtype, shape, strides)
+
+
+def rebuild_parameter(*arguments: Any) -> torch.nn.Parameter:
+    """Called by the unpickler: a parameter without gradient over the same storage."""
+    return torch.nn.Parameter(rebuild_tensor(*arguments), requires_grad=False)

@@ -1,0 +1,134 @@
+"""Who reads: the writer's private mask of members, changed only between two messages, and what deaths leave behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from arena.protocol.ring import RingWriter
+from arena.protocol.slots import SlotWriter
+from arena.ratelimit import RateLimit
+from arena.shm.layout import MemberWord, State
+from arena.shm.process import Peer
+from arena.statistics import ReaderStatistics
+
+log = logging.getLogger("arena.members")
+
+
+class Members:
+    """The writer's view of its readers.  Not thread-safe: the queue's lock guards it.
+
+    A row is a reader's place in the segment's tables; ``ranks[row]`` is what its users call it.
+    """
+
+    def __init__(self, ring: RingWriter, slots: SlotWriter, ranks: Sequence[int]) -> None:
+        self._ring = ring
+        self._slots = slots
+        self.ranks = tuple(ranks)
+        self.deaths_total = 0
+        self._entries: dict[int, MemberWord] = {}  # of the readers that are watched
+        self._peers: dict[int, Peer] = {}
+        self._warnings = RateLimit(10.0)
+
+    def rows(self) -> list[int]:
+        """The members."""
+        return [row for row in range(len(self.ranks)) if self._ring.members >> row & 1]
+
+    def missing(self) -> list[int]:
+        """The ranks that are not members."""
+        return [rank for row, rank in enumerate(self.ranks) if not self._ring.members >> row & 1]
+
+    def entry(self, row: int) -> MemberWord:
+        """A member's process."""
+        return self._entries[row]
+
+    # ---- between two messages ---------------------------------------------------------------------------------
+
+    def admit_joiners(self) -> None:
+        """Makes members of the readers that wait to join."""
+        for row, entry in enumerate(self._ring.entries()):
+            if entry.state is State.JOINING and self._watch(row, entry):
+                self._ring.admit(row, entry)
+        self.excuse_the_left()
+
+    def _watch(self, row: int, entry: MemberWord) -> bool:
+        """Whether a joiner lives; one that has died meanwhile leaves an entry to clear."""
+        self._entries[row], self._peers[row] = entry, Peer.watch(entry.pid, entry.start)
+        if self._peers[row].is_dead():
+            self._bury(row)
+            return False
+        return True
+
+    # ---- at any time ------------------------------------------------------------------------------------------
+
+    def excuse_the_left(self) -> None:
+        """Readers that shut down no longer count for room or for messages; what they leased they still owe."""
+        if self._ring.members_changed():
+            for row, entry in enumerate(self._ring.entries()):
+                if entry.state is State.LEFT:
+                    self._excuse(row, entry)
+        for row in self._peers.keys() - set(self.rows()):
+            if not self._slots.owes(row):
+                self._clear(row)
+
+    def _excuse(self, row: int, entry: MemberWord) -> None:
+        if self._ring.members >> row & 1:
+            self._ring.drop_reader(row)
+            self._slots.excuse_unread(row, self._ring.consumed(row))
+        if row not in self._peers:  # it left before it was admitted
+            self._watch(row, entry)
+
+    def reap(self) -> None:
+        """Deals with the readers whose pidfd says that they are dead."""
+        for row, peer in list(self._peers.items()):
+            if peer.is_dead():
+                self._bury(row)
+            elif peer.is_suspect() and self._warnings.allows(str(row)):
+                log.warning(
+                    "rank %d (pid %d) seems dead; without pidfd that is no proof, and nothing is reclaimed",
+                    self.ranks[row], peer.pid,
+                )  # fmt: skip
+
+    def _bury(self, row: int) -> None:
+        """A dead reader's room, queue and slots are the writer's again; its rank is free for another process."""
+        peer = self._peers[row]
+        log.warning("rank %d (pid %d) has died: %s", self.ranks[row], peer.pid, peer.how_it_ended())
+        self.deaths_total += 1
+        self._ring.drop_reader(row)
+        self._clear(row)
+
+    def _clear(self, row: int) -> None:
+        self._slots.reclaim(row)
+        self._ring.clear_entry(row)  # [member.reclaim]
+        del self._entries[row]
+        self._peers.pop(row).close()
+
+    def is_gone(self, row: int) -> bool:
+        """Whether a member has died or left; nothing is changed."""
+        return self._peers[row].is_dead() or self._ring.entry(row).state is State.LEFT
+
+    # ---- for people -------------------------------------------------------------------------------------------
+
+    def who_is_behind(self) -> str:
+        """Which members have not read everything, and by how much."""
+        behind = [
+            f"rank {self.ranks[row]} (pid {self._entries[row].pid}) by {self._ring.lag(row)} bytes"
+            for row in self.rows()
+            if self._ring.lag(row)
+        ]
+        return f"behind are {', '.join(behind)}" if behind else "no reader is behind"
+
+    def statistics(self) -> tuple[ReaderStatistics, ...]:
+        """One entry per rank."""
+        return tuple(self._reader_statistics(row, rank) for row, rank in enumerate(self.ranks))
+
+    def _reader_statistics(self, row: int, rank: int) -> ReaderStatistics:
+        peer = self._peers.get(row)
+        if peer is None:
+            return ReaderStatistics(rank, 0, False, 0)
+        return ReaderStatistics(rank, peer.pid, not peer.is_dead(), self._ring.lag(row))
+
+    def close(self) -> None:
+        """Stops watching."""
+        for peer in self._peers.values():
+            peer.close()

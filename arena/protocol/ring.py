@@ -1,0 +1,256 @@
+"""The ring of records and its parking, as thin names over the native calls.
+
+Method names are the actions of ``spec/models/ring.py``.  ``send``, ``wait_room``, ``wait`` and ``finish`` are several of
+them in one native call, made of the same C functions: what production uses, and what the tests step through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+from arena.errors import CorruptError
+from arena.shm.layout import EMPTY_WORD, MemberWord, State
+from arena.shm.native import ffi, lib
+from arena.shm.segment import Segment
+
+SLICE_US = 500_000
+"""No wait is longer: a waker that is killed between taking the park word and waking swallows the wake."""
+
+
+class Outcome(IntEnum):
+    """What a native ring call came to."""
+
+    OK = lib.ARENA_OK
+    NO_ROOM = lib.ARENA_NO_ROOM
+    EMPTY = lib.ARENA_EMPTY
+    CLOSED = lib.ARENA_CLOSED
+    CORRUPT = lib.ARENA_CORRUPT
+
+
+def record_footprint(nbytes: int) -> int:
+    """What a record of ``nbytes`` takes in the ring: a length, the bytes, rounded up to 8."""
+    return (8 + nbytes + 7) // 8 * 8
+
+
+class RingWriter:
+    """The writer's end.  One thread at a time, except ``shutdown``."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._ring: Any = ffi.new("arena_ring_writer *", {"m": segment.mapping, "corrupt_rank": -1})
+        self._words: Any = ffi.new("uint64_t[]", segment.layout.n_readers)  # the member table as last seen
+
+    # ---- records ----------------------------------------------------------------------------------------------
+
+    def reserve(self, nbytes: int) -> Outcome:
+        """Room for one record of ``nbytes``, or NO_ROOM."""
+        return self._checked(min(0, lib.arena_ring_reserve(self._ring, nbytes)))
+
+    def write(self, parts: Sequence[Any], sizes: Sequence[int]) -> None:
+        """Gathers the parts of a record into the reserved room."""
+        lib.arena_ring_write(self._ring, sum(sizes), parts, sizes, len(parts))
+
+    def publish(self, nbytes: int) -> None:
+        """Makes the written record visible."""
+        lib.arena_ring_publish(self._ring, nbytes)  # [ring.publish]
+
+    def wake_readers(self) -> None:
+        """Wakes the members that are parked."""
+        lib.arena_ring_wake_readers(self._ring)  # [park.published]
+
+    def send(self, parts: Sequence[Any], sizes: Sequence[int]) -> Outcome:
+        """reserve, write, publish and wake_readers: OK, or NO_ROOM with nothing changed."""
+        return self._checked(lib.arena_ring_send(self._ring, sum(sizes), parts, sizes, len(parts)))
+
+    # ---- waiting for room -------------------------------------------------------------------------------------
+
+    def park(self) -> None:
+        """Says that the writer will sleep."""
+        lib.arena_ring_writer_park(self._ring)  # [park.consumed]
+
+    def recheck(self, nbytes: int) -> Outcome:
+        """The last look after ``park``: OK, NO_ROOM or CLOSED."""
+        return self._checked(lib.arena_ring_writer_recheck(self._ring, nbytes))
+
+    def sleep(self, slice_us: int = SLICE_US) -> None:
+        """Sleeps while parked, one slice at most."""
+        lib.arena_ring_writer_sleep(self._ring, slice_us)
+
+    def unpark(self) -> None:
+        """Says that the writer is awake."""
+        lib.arena_ring_writer_unpark(self._ring)
+
+    def wait_room(self, nbytes: int, slice_us: int) -> Outcome:
+        """park, recheck, sleep and unpark: what the recheck came to."""
+        return self._checked(lib.arena_ring_wait_room(self._ring, nbytes, slice_us))
+
+    # ---- members ----------------------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> int:
+        """The mask of ranks whose cursors count and that get the next message."""
+        return int(self._ring.members)
+
+    @property
+    def position(self) -> int:
+        """The byte that the next record starts at."""
+        return int(self._ring.position)
+
+    def members_changed(self) -> bool:
+        """Whether any entry differs from what ``entries`` last returned."""
+        return bool(lib.arena_members_changed(self._segment.mapping, self._words, len(self._words)))
+
+    def wait_members(self, slice_us: int) -> Outcome:
+        """Parks until an entry changes, one slice at most."""
+        return Outcome(lib.arena_ring_wait_members(self._ring, self._words, len(self._words), slice_us))
+
+    def entries(self) -> list[MemberWord]:
+        """The member table now."""
+        for rank in range(len(self._words)):
+            self._words[rank] = lib.arena_member_read(self._segment.mapping, rank)
+        return [MemberWord.unpack(word) for word in self._words]
+
+    def entry(self, rank: int) -> MemberWord:
+        """One entry of the member table now, without taking note of it."""
+        return MemberWord.unpack(lib.arena_member_read(self._segment.mapping, rank))
+
+    def admit(self, rank: int, entry: MemberWord) -> None:
+        """A joiner becomes a member, between two messages: it starts with the next one."""
+        word = entry.with_state(State.JOINED).pack()
+        lib.arena_ring_admit(self._ring, rank, word)  # [member.admit]
+        self._words[rank] = word
+
+    def drop_reader(self, rank: int) -> None:
+        """A reader that is dead or has left no longer counts for room, nor gets messages."""
+        self._ring.members &= ~(1 << rank)
+
+    def clear_entry(self, rank: int) -> None:
+        """A dead reader's rank is free for another process; after its rows were zeroed."""
+        lib.arena_member_write(self._segment.mapping, rank, EMPTY_WORD)  # [member.reclaim]
+        self._words[rank] = EMPTY_WORD
+
+    def consumed(self, rank: int) -> int:
+        """How far a reader has read."""
+        return int(lib.arena_ring_consumed(self._segment.mapping, rank))  # [ring.consume]
+
+    def lag(self, rank: int) -> int:
+        """Bytes that are published and that a member has not read."""
+        return self.position - self.consumed(rank) if self.members >> rank & 1 else 0
+
+    # ---- the end ----------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Ends a blocked call of this writer, from any thread."""
+        lib.arena_ring_writer_shutdown(self._ring)  # [closed]
+
+    def close(self) -> None:
+        """Tells all readers that no message will follow."""
+        lib.arena_ring_writer_close(self._ring)  # [closed]
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._ring.closed)
+
+    def _checked(self, code: int) -> Outcome:
+        if code == Outcome.CORRUPT:
+            rank = self._ring.corrupt_rank
+            raise CorruptError(
+                f"the cursor of rank {rank} is {self.consumed(rank)}, impossible with {self.position} published and a "
+                f"ring of {self._segment.layout.ring_bytes} bytes: end that process"
+            )
+        return Outcome(code)
+
+
+class RingReader:
+    """A reader's end.  One thread at a time, except ``shutdown``."""
+
+    def __init__(self, segment: Segment, rank: int, entry: MemberWord) -> None:
+        self._segment = segment
+        self._entry = entry
+        self._ring: Any = ffi.new("arena_ring_reader *", {"m": segment.mapping, "rank": rank})
+        self.rank = rank
+        self.admitted = False
+
+    # ---- records ----------------------------------------------------------------------------------------------
+
+    def read(self) -> Outcome:
+        """Finds the next record, without taking it: OK or EMPTY."""
+        return self._checked(lib.arena_ring_read(self._ring))  # [ring.publish]
+
+    @property
+    def record(self) -> tuple[Any, int]:
+        """The record that was found: a C pointer into the ring and a length, valid until ``advance``."""
+        return self._ring.record, self._ring.record_bytes
+
+    def advance(self) -> None:
+        """The record is read: its room is the writer's again."""
+        lib.arena_ring_advance(self._ring)  # [ring.consume]
+
+    def wake_writer(self) -> None:
+        """Wakes the writer if it is parked."""
+        lib.arena_ring_wake_writer(self._ring)  # [park.consumed]
+
+    def finish(self) -> None:
+        """advance and wake_writer."""
+        lib.arena_ring_finish(self._ring)
+
+    # ---- waiting for a record ---------------------------------------------------------------------------------
+
+    def park(self) -> None:
+        """Says that this reader will sleep."""
+        lib.arena_ring_reader_park(self._ring)  # [park.published]
+
+    def recheck(self) -> Outcome:
+        """The last look after ``park``: OK, EMPTY or CLOSED."""
+        return Outcome(lib.arena_ring_reader_recheck(self._ring))
+
+    def sleep(self, slice_us: int = SLICE_US) -> None:
+        """Sleeps while parked, one slice at most."""
+        lib.arena_ring_reader_sleep(self._ring, slice_us)
+
+    def unpark(self) -> None:
+        """Says that this reader is awake."""
+        lib.arena_ring_reader_unpark(self._ring)
+
+    def wait(self, spin_us: int, slice_us: int) -> Outcome:
+        """read; then park, recheck, sleep, unpark and read again: OK, EMPTY after one slice, or CLOSED."""
+        return self._checked(lib.arena_ring_wait(self._ring, spin_us, slice_us))
+
+    def last_look(self) -> Outcome:
+        """After the writer was found dead: a record that it had published is still there."""
+        return self.read()
+
+    def wait_admission(self, slice_us: int) -> Outcome:
+        """Parks until the writer admits this reader, one slice at most: OK, EMPTY or CLOSED."""
+        outcome = Outcome(lib.arena_ring_wait_admission(self._ring, self._entry.pack(), slice_us))  # [member.admit]
+        self.admitted = outcome is Outcome.OK
+        return outcome
+
+    # ---- the end ----------------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """This reader takes no more messages; what it has leased it still owes."""
+        lib.arena_ring_leave(self._ring, self._entry.with_state(State.LEFT).pack())  # [member.leave]
+
+    def shutdown(self) -> None:
+        """Ends a blocked call of this reader, from any thread."""
+        lib.arena_ring_reader_shutdown(self._ring)  # [closed]
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._ring.closed)
+
+    @property
+    def writer_closed(self) -> bool:
+        """Whether the writer said that no message will follow."""
+        return bool(lib.arena_writer_is_closed(self._segment.mapping))  # [closed]
+
+    def _checked(self, code: int) -> Outcome:
+        if code == Outcome.CORRUPT:
+            raise CorruptError(
+                f"the ring has no possible record at {self._ring.position} (published "
+                f"{lib.arena_ring_published(self._segment.mapping)}, {self._segment.layout.ring_bytes} bytes): shut down"
+            )
+        return Outcome(code)

@@ -1,0 +1,266 @@
+"""Message slots: who owns which extent, and when it is free again.
+
+Method names are the actions of ``spec/models/message_slots.py``.  Shared are a slot's generation and extent, and one
+``done`` word per (reader, slot); everything else here is private to one process.
+
+A slot's life: ``claim`` (a new generation), ``copy``, ``publish`` (its required mask: who owes a release), ``enqueue``
+(its message is out) -- or ``abort`` before that; each reader ``lease``s and ``release``s it; it is free when every required
+row's ``done`` word equals its generation.  The dead leave every mask for good (``reclaim``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, IntEnum
+from typing import Any, NamedTuple
+
+from arena.errors import CorruptError, StaleSlotError
+from arena.protocol.extents import Extents
+from arena.shm.native import ffi, lib
+from arena.shm.segment import Segment
+
+
+class Grant(NamedTuple):
+    """What a message says about a slot: the generation that each of its readers is granted."""
+
+    slot: int
+    generation: int
+
+
+class Refusal(Enum):
+    """Why ``claim`` gave no slot."""
+
+    NO_ARENA = "no_arena"
+    OVERSIZE = "oversize"
+    NO_SLOT = "no_slot"
+    NO_EXTENT = "no_extent"
+    NO_MEMORY = "no_memory"
+
+
+class State(IntEnum):
+    """A slot in the writer's eyes."""
+
+    FREE = 0
+    CLAIMED = 1  # being filled
+    PUBLISHED = 2  # complete, its message not out yet
+    SENT = 3  # its message is out, or a loan was given up
+    LOANED = 4  # the caller of loan() fills it
+
+
+KIND_MESSAGE = 1
+
+
+class SlotWriter:
+    """The writer's half of the slot table.  Not thread-safe: the queue's lock guards it."""
+
+    def __init__(self, segment: Segment) -> None:
+        of = segment.layout
+        self._mapping = segment.mapping
+        self._fd = segment.fd if segment.writable_file else -1
+        self._data_offset = of.control_bytes
+        self._data_address = segment.data_address
+        self.loan_row = of.n_readers
+        self.capacity_bytes = of.data_bytes
+        self.extents = Extents(of.data_bytes)
+        self.states = [State.FREE] * of.n_slots
+        self.offsets = [0] * of.n_slots
+        self.lengths = [0] * of.n_slots
+        self.generations: Any = ffi.new("uint64_t[]", of.n_slots)
+        self.required: Any = ffi.new("uint64_t[]", of.n_slots)
+        self._free = list(range(of.n_slots - 1, -1, -1))
+        self._sent: dict[int, int] = {}  # slot -> ring position of the message that carries it
+        self._loans: dict[int, None] = {}  # not published yet
+        self._warm_bytes = 0  # every page of the data area below it has been filled before
+
+    # ---- the life of a slot -----------------------------------------------------------------------------------
+
+    def claim(self, nbytes: int) -> int | Refusal:
+        """A free slot with an extent of ``nbytes`` (> 0) and a new generation; a refusal changes nothing."""
+        if nbytes > self.capacity_bytes:
+            return Refusal.OVERSIZE if self.capacity_bytes else Refusal.NO_ARENA
+        if not self._free:
+            return Refusal.NO_SLOT
+        offset = self.extents.take(nbytes)
+        if offset is None:
+            return Refusal.NO_EXTENT
+        slot = self._free.pop()
+        self.offsets[slot], self.lengths[slot] = offset, nbytes
+        self.generations[slot] += 1
+        self.states[slot] = State.CLAIMED
+        lib.arena_slot_claim(self._mapping, slot, self.generations[slot], offset, nbytes, KIND_MESSAGE)  # [slot.gen]
+        return slot
+
+    def copy(self, slot: int, source: Any, threads: int) -> int:
+        """Fills a claimed slot from ``source`` (a C pointer), new pages by write(2).
+
+        Returns:
+            0, or the errno of the file system or cgroup that has no page left: the slot is then to be aborted.
+        """
+        offset, nbytes = self.offsets[slot], self.lengths[slot]
+        warm = max(0, min(nbytes, self._warm_bytes - offset)) if self._fd >= 0 else nbytes
+        to = self.pointer(slot)
+        if warm:
+            lib.arena_copy(to, source, warm, threads)
+        if warm < nbytes:
+            at = self._data_offset + offset + warm
+            error = lib.arena_copy_cold(self._fd, at, to + warm, source + warm, nbytes - warm)
+            if error:
+                return int(error)
+            self._mark_warm(slot)
+        return 0
+
+    def populate(self, slot: int) -> int:
+        """Takes the pages of a claimed slot that will be filled in place; 0, or an errno as from ``copy``."""
+        if self.offsets[slot] + self.lengths[slot] <= self._warm_bytes:
+            return 0
+        error = lib.arena_populate(self.pointer(slot), self.lengths[slot], 1)
+        if not error:
+            self._mark_warm(slot)
+        return int(error)
+
+    def publish(self, slots: Iterable[int], members: int) -> None:
+        """Fixes who owes a release for each slot of a message: the members now, and the writer for its own loans."""
+        for slot in slots:
+            own = 0
+            if self.states[slot] is State.LOANED:
+                own = 1 << self.loan_row
+                del self._loans[slot]
+            self.required[slot] = members | own
+            self.states[slot] = State.PUBLISHED
+
+    def enqueue(self, slots: Iterable[int], position: int) -> None:
+        """The message at this ring position names the slots and is out: they are free once all required rows are done."""
+        for slot in slots:
+            self.states[slot] = State.SENT
+            self._sent[slot] = position
+
+    def abort(self, slots: Iterable[int]) -> None:
+        """The message will not go out: its slots, claimed and published ones alike, are free again; loans stay loans."""
+        for slot in slots:
+            if self.required[slot] >> self.loan_row & 1:
+                self.loan(slot)
+            else:
+                self._make_free(slot)
+
+    def loan(self, slot: int) -> None:
+        """The slot is the caller's to fill; it is free when the caller has dropped it, published or not."""
+        self.states[slot] = State.LOANED
+        self.required[slot] = 1 << self.loan_row
+        self._loans[slot] = None
+
+    def loan_at(self, address: int, nbytes: int) -> tuple[int, int] | None:
+        """The unpublished loan that these bytes lie in, and where in it."""
+        for slot in self._loans:
+            within = address - self._data_address - self.offsets[slot]
+            if within >= 0 and within + nbytes <= self.lengths[slot]:
+                return slot, within
+        return None
+
+    def open_own_grant(self, slot: int) -> Any:
+        """The writer's own grant of a slot, held by the tensors over a loan; its drop is the writer's release."""
+        grant = lib.arena_grant_open(self._mapping, self.loan_row, slot, self.generations[slot])
+        if grant == ffi.NULL:
+            raise MemoryError("no memory for a grant")
+        return grant
+
+    def grant(self, slot: int) -> Grant:
+        """What a message says about a slot of it."""
+        return Grant(slot, self.generations[slot])
+
+    def pointer(self, slot: int) -> Any:
+        """The first byte of a slot's extent, as a C pointer."""
+        return self._mapping.data + self.offsets[slot]
+
+    def reclaim(self, rank: int) -> None:
+        """A dead reader owes nothing any more, in any slot, for good; its rows are zeroed for its successor."""
+        self._excuse(rank, range(len(self.states)))
+        lib.arena_rows_clear(self._mapping, rank)
+
+    def excuse_unread(self, rank: int, consumed: int) -> None:
+        """A reader that has left owes nothing for the messages that it never read, from ring position ``consumed`` on."""
+        unread = (slot for slot, state in enumerate(self.states) if self._sent.get(slot, consumed) >= consumed)
+        self._excuse(rank, unread)
+
+    def owes(self, rank: int) -> bool:
+        """Whether a reader is still required to release anything."""
+        return any(self.required[slot] >> rank & 1 for slot in [*self._sent])
+
+    def collect(self) -> int:
+        """Finds what has become free, in one native call; returns how many slots.
+
+        Raises:
+            CorruptError: a reader's word says that it released a generation which does not exist yet.
+        """
+        released, impossible = self._released()
+        for slot in released:
+            self._make_free(slot)
+        if impossible:
+            rows = [row for row in range(self.loan_row) if impossible >> row & 1]
+            raise CorruptError(f"the done words of readers {rows} name generations that were never published")
+        return len(released)
+
+    # ---- for the statistics -----------------------------------------------------------------------------------
+
+    def usage(self) -> tuple[int, int]:
+        """Free slots and bytes in use, counting what is released and not collected yet; from any thread."""
+        released, _ = self._released()
+        free_bytes = sum(self.extents.length(self.offsets[slot]) for slot in released)
+        return len(self._free) + len(released), self.extents.used_bytes - free_bytes
+
+    # ---- private ----------------------------------------------------------------------------------------------
+
+    def _released(self) -> tuple[list[int], int]:
+        """The busy slots that every required row has released, and the rows whose words cannot be."""
+        busy = [*self._sent, *self._loans]
+        if not busy:
+            return [], 0
+        is_free, impossible = ffi.new("uint8_t[]", len(busy)), ffi.new("uint64_t *")
+        count = lib.arena_slots_free(
+            self._mapping, busy, len(busy), self.generations, self.required, is_free, impossible
+        )  # [slot.done]
+        return [slot for slot, free in zip(busy, is_free) if free] if count else [], int(impossible[0])
+
+    def _excuse(self, rank: int, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self.required[slot] &= ~(1 << rank)
+
+    def _mark_warm(self, slot: int) -> None:
+        start = self.offsets[slot]
+        if start <= self._warm_bytes:
+            self._warm_bytes = max(self._warm_bytes, start + self.lengths[slot])
+
+    def _make_free(self, slot: int) -> None:
+        self.extents.give(self.offsets[slot])
+        self.states[slot] = State.FREE
+        self.required[slot] = 0
+        self._sent.pop(slot, None)
+        self._loans.pop(slot, None)
+        self._free.append(slot)
+
+
+class SlotReader:
+    """A reader's half: from a message's grants to extents, and back."""
+
+    def __init__(self, segment: Segment, row: int) -> None:
+        self._mapping = segment.mapping
+        self.row = row
+        self._extent: Any = ffi.new("uint64_t[2]")
+
+    def lease(self, grant: Grant) -> tuple[int, int]:
+        """The offset and length of the extent that a message grants; the reader owes a release from the message on.
+
+        Raises:
+            StaleSlotError: the slot carries another generation.
+            CorruptError: there is no such slot, or its extent lies outside the data area.
+        """
+        code = lib.arena_slot_lease(self._mapping, grant.slot, grant.generation, self._extent, self._extent + 1)
+        if code == lib.ARENA_OK:
+            return self._extent[0], self._extent[1]
+        if code == lib.ARENA_STALE:
+            raise StaleSlotError(f"slot {grant.slot} no longer carries generation {grant.generation}")
+        limits = f"{self._mapping.geometry.n_slots} slots, {self._mapping.geometry.data_bytes} bytes"
+        raise CorruptError(f"slot {grant.slot} (extent {self._extent[0]}, {self._extent[1]}) is outside the arena: {limits}")
+
+    def release(self, grant: Grant) -> None:
+        """Gives a slot back.  Idempotent; tensors do the same in C when their storage dies."""
+        lib.arena_slot_release(self._mapping, self.row, grant.slot, grant.generation)  # [slot.done]

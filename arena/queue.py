@@ -1,0 +1,210 @@
+"""A broadcast queue whose large buffers do not travel: they are copied once, into shared memory.
+
+The two ends are in ``writer.py`` and ``reader.py``; this is the face of both.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+
+import torch
+
+from arena.config import ArenaConfig
+from arena.endpoint import Deadline
+from arena.handle import Handle
+from arena.reader import ReaderEnd
+from arena.shm.layout import READERS_MAX
+from arena.statistics import Statistics
+from arena.writer import WriterEnd
+
+__all__ = ["Handle", "MessageQueue"]
+
+CHUNK_BYTES_MIN = 1 << 10
+CHUNK_BYTES_MAX = 1 << 32
+
+
+class MessageQueue:
+    """One writer, and readers that each get every message, in order.
+
+    The process that calls the constructor is the writer.  It sends ``export_handle()`` to its readers by any channel;
+    each calls ``create_from_handle(handle, rank)``.
+
+    Thread safety: any method may be called from any thread; calls that use the ring take turns.  Process safety: after a
+    fork the object is inert in the child and raises ``ForkedError``; a child opens the handle anew.
+
+    Args:
+        n_reader: number of readers.
+        n_local_reader: how many of them are on this machine; all, in this version.
+        local_reader_ranks: their ranks; by default ``range(n_local_reader)``.
+        max_chunk_bytes: a message (without what is diverted) that is larger goes out of band, over ZMQ.
+        max_chunks: the ring holds ``max_chunk_bytes * max_chunks`` bytes, of which only what is used takes memory.
+        connect_ip: the address that remote readers connect to; none in this version.
+        arena: options of the arena; None for a queue without one.
+        spin_us: how long a reader looks again before it parks.  0 unless a core per reader lies idle.
+
+    Raises:
+        ValueError: an argument is out of range; the text names it, its value and what is allowed.
+        CapacityError: the memory is not there.
+    """
+
+    def __init__(
+        self,
+        n_reader: int,
+        n_local_reader: int,
+        local_reader_ranks: Sequence[int] | None = None,
+        max_chunk_bytes: int = 24 << 20,
+        max_chunks: int = 10,
+        connect_ip: str | None = None,
+        *,
+        arena: ArenaConfig | None = ArenaConfig(),  # noqa: B008 - immutable
+        spin_us: int = 0,
+    ) -> None:
+        ranks = _checked_ranks(n_reader, n_local_reader, local_reader_ranks)
+        _in_range("max_chunk_bytes", max_chunk_bytes, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
+        _in_range("max_chunks", max_chunks, 1, 1 << 16)
+        _in_range("spin_us", spin_us, 0, 1_000_000)
+        if connect_ip is not None:
+            raise ValueError(f"connect_ip={connect_ip!r}: this version has no remote readers; leave it None")
+        if arena is not None and not isinstance(arena, ArenaConfig):
+            raise ValueError(f"arena={arena!r}: must be an ArenaConfig or None")
+        self._adopt(WriterEnd(ranks, max_chunk_bytes, max_chunks, arena, spin_us))
+
+    @classmethod
+    def create_from_handle(cls, handle: Handle, rank: int) -> MessageQueue:
+        """Joins a queue as the reader ``rank``.
+
+        Raises:
+            AttachError: the segment is not to be reached from here, or the rank is taken.
+            InvalidHandle: the handle was altered.
+            ValueError: there is no such rank.
+        """
+        if not isinstance(handle, Handle):
+            raise ValueError(f"handle={handle!r}: must be what export_handle() returned")
+        queue = cls.__new__(cls)
+        queue._adopt(ReaderEnd(handle, rank))
+        return queue
+
+    def _adopt(self, end: WriterEnd | ReaderEnd) -> None:
+        self._end = end
+        self._finalizer = weakref.finalize(self, end.shutdown)  # dropped, or left at interpreter exit
+
+    def _writer(self, what: str) -> WriterEnd:
+        if not isinstance(self._end, WriterEnd):
+            raise ValueError(f"{what} is for the writer; this is reader {self._end.rank}")
+        return self._end
+
+    def _reader(self, what: str) -> ReaderEnd:
+        if not isinstance(self._end, ReaderEnd):
+            raise ValueError(f"{what} is for a reader; this is the writer")
+        return self._end
+
+    # ---- both ends --------------------------------------------------------------------------------------------
+
+    def wait_until_ready(self, timeout: float | None = None) -> None:
+        """Writer: until every reader has joined.  Reader: until the writer has admitted it.
+
+        Raises:
+            TimeoutError: names the ranks that are missing.
+            Cancelled: shutdown() in another thread.
+            WriterDied: the writer has ended.
+        """
+        self._end.wait_until_ready(Deadline(timeout))
+
+    def broadcast_object(self, obj: object = None) -> object:
+        """Enqueues ``obj`` in the writer, dequeues in a reader; returns the object."""
+        if isinstance(self._end, WriterEnd):
+            self.enqueue(obj)
+            return obj
+        return self.dequeue()
+
+    def shutdown(self) -> None:
+        """Ends blocked calls, leaves the queue and gives everything back; tensors that live stay valid.
+
+        From any thread or signal handler; idempotent.
+        """
+        self._end.shutdown()
+
+    def __enter__(self) -> MessageQueue:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.shutdown()
+
+    # ---- the writer -------------------------------------------------------------------------------------------
+
+    def export_handle(self) -> Handle:
+        """What ``create_from_handle`` needs."""
+        return self._writer("export_handle").handle
+
+    def enqueue(self, obj: object, timeout: float | None = None) -> None:
+        """Publishes an object to every reader; the first call waits until all have joined.
+
+        A reader sees the values of this moment: what the caller does to a tensor afterwards is not seen, except in a loan.
+
+        Raises:
+            TimeoutError: no room within ``timeout`` seconds; names the readers that are behind.  Nothing was sent.
+            Cancelled: shutdown() in another thread.
+            whatever pickling raises.  Nothing was sent, and nothing is held.
+        """
+        self._writer("enqueue").enqueue(obj, Deadline(timeout))
+
+    def loan(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor inside the arena, to be filled in place; enqueueing it, or a view of it, copies nothing.
+
+        After that it is the readers' memory too: do not write to it again.  Enqueued a second time, it is copied.
+
+        Args:
+            shape: at least one element.
+            dtype: one that DLPack carries (all but quantised and sub-byte ones).
+
+        Raises:
+            CapacityError: no slot, extent or memory; the text says which.
+            ValueError: the shape or dtype is not possible.
+        """
+        return self._writer("loan").loan(shape, dtype, Deadline(None))
+
+    def reap(self) -> int:
+        """Looks for dead readers now; returns how many were found.  ``enqueue`` does so by itself, now and then."""
+        return self._writer("reap").reap()
+
+    def statistics(self) -> Statistics:
+        """The queue in numbers, as of now."""
+        return self._writer("statistics").statistics()
+
+    # ---- a reader ---------------------------------------------------------------------------------------------
+
+    def dequeue(self, timeout: float | None = None, indefinite: bool = False) -> object:
+        """The next message.  Its large tensors are views of the arena: each holds its slot until its storage is dropped.
+
+        Args:
+            timeout: seconds; None for ever.
+            indefinite: a long wait is normal and not worth a warning.
+
+        Raises:
+            TimeoutError: no message in time.
+            WriterDied: the writer has ended, and every message it published was read.
+            Cancelled: shutdown() here, or in the writer with every message read.
+            CorruptError: the ring or the message is damaged.
+            whatever unpickling raises; the message is then gone, and its slots are released.
+        """
+        return self._reader("dequeue").dequeue(Deadline(timeout), indefinite=indefinite)
+
+
+def _checked_ranks(n_reader: int, n_local_reader: int, local_reader_ranks: Sequence[int] | None) -> list[int]:
+    _in_range("n_reader", n_reader, 1, READERS_MAX)
+    _in_range("n_local_reader", n_local_reader, 0, n_reader)
+    if n_local_reader != n_reader:
+        raise ValueError(f"n_local_reader={n_local_reader}: without remote readers it must equal n_reader={n_reader}")
+    ranks = list(range(n_local_reader)) if local_reader_ranks is None else list(local_reader_ranks)
+    for rank in ranks:
+        _in_range("a local reader rank", rank, 0, n_reader - 1)
+    if len(set(ranks)) != n_local_reader or len(ranks) != n_local_reader:
+        raise ValueError(f"local_reader_ranks={ranks}: must be {n_local_reader} different ranks")
+    return ranks
+
+
+def _in_range(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name}={value!r}: must be an integer between {least} and {most}")

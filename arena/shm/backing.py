@@ -1,0 +1,249 @@
+"""The memory of a region, and what proves that somebody still has it.
+
+* ``memfd``: no name, so no death can leak it.  A member is alive while its process has the memory open.
+* ``shm``: a named file, for members in several PID namespaces, where process numbers say nothing.  Every member holds a
+  shared lock on it for life; an exclusive lock that succeeds proves that nobody is left.
+
+All of it is used under the lock of the entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+from pathlib import Path
+from typing import Protocol
+
+from arena.errors import AttachError, CapacityError
+from arena.shm import capacity, layout, process
+from arena.shm.descriptors import close_kept, open_kept
+from arena.shm.entry import Entry, Record
+
+log = logging.getLogger("arena.shm")
+
+HUGE_PAGE = 2 << 20
+
+
+class Backing(Protocol):
+    """Where a region's memory comes from."""
+
+    def survivors(self, entry: Entry) -> list[Record]:
+        """The records of members that are alive, in the order of the entry."""
+
+    def open(self, member: Record) -> int | None:
+        """The memory, through a live member; None if it has died meanwhile.
+
+        Raises:
+            AttachError: the member lives, and its memory cannot be reached from here.
+        """
+
+    def create(self, nbytes: int, *, huge_pages: bool) -> int:
+        """New memory of at least that many bytes."""
+
+    def remove(self) -> None:
+        """Removes the name of memory that nobody has any more, if it has one."""
+
+
+class MemfdBacking:
+    """Memory without a name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def survivors(self, entry: Entry) -> list[Record]:
+        here = process.pid_namespace()
+        return [
+            record
+            for offset, record in entry.read().records.items()
+            if (self._has_memory(record) if record.namespace == here else entry.is_held(offset))
+        ]
+
+    def _has_memory(self, member: Record) -> bool:
+        if process.start_time(member.pid) != member.start:
+            return False
+        try:
+            status = os.stat(_path_of(member))
+        except PermissionError:
+            return True  # it lives; whoever tries to open the memory gets the reason
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == (member.device, member.inode)
+
+    def open(self, member: Record) -> int | None:
+        if member.namespace != process.pid_namespace():
+            raise AttachError(
+                f"the region belongs to process {member.pid} of another PID namespace ({member.namespace}, here "
+                f"{process.pid_namespace()}), where /proc/<pid>/fd leads elsewhere: they all need backing='shm'"
+            )
+        try:
+            fd = open_kept(lambda: os.open(_path_of(member), os.O_RDWR | os.O_CLOEXEC))
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        except PermissionError as error:
+            raise AttachError(
+                f"{_path_of(member)}: {error.strerror}: only the same user can open it, and not if process "
+                f"{member.pid} is not dumpable (PR_SET_DUMPABLE 0) or ptrace is restricted: use backing='shm'"
+            ) from error
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != (member.device, member.inode):
+            close_kept(fd)
+            return None
+        return fd
+
+    def create(self, nbytes: int, *, huge_pages: bool) -> int:
+        if huge_pages and (fd := self._create_huge(nbytes)) is not None:
+            return fd
+        return self._create_sealed(nbytes, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+    def _create_huge(self, nbytes: int) -> int | None:
+        free = _free_huge_bytes()
+        needed = layout.align(nbytes, HUGE_PAGE)
+        if free < needed:
+            log.warning("huge_pages: %d bytes reserved, %d needed; asking for transparent ones instead", free, needed)
+            return None
+        try:
+            return self._create_sealed(needed, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+        except OSError as error:
+            log.warning("huge_pages: no hugetlb memfd (%s); asking for transparent ones instead", error)
+            return None
+
+    def _create_sealed(self, nbytes: int, flags: int) -> int:
+        fd = open_kept(lambda: os.memfd_create(self._name, flags))
+        try:
+            _set_size(fd, nbytes)
+            # No peer can shrink it under our feet.
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        except BaseException:
+            close_kept(fd)
+            raise
+        return fd
+
+    def remove(self) -> None:
+        """It has no name."""
+
+
+class ShmBacking:
+    """Memory under a name."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def survivors(self, entry: Entry) -> list[Record]:
+        try:
+            fd = open_kept(lambda: os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        except FileNotFoundError:
+            return []
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return []
+        except BlockingIOError:
+            inode = os.fstat(fd).st_ino
+        finally:
+            close_kept(fd)
+        members = [record for record in entry.read().records.values() if record.inode == inode]
+        if not members:
+            raise AttachError(f"{self._path} is in use, and {entry.path} does not say by whom: end its users (fuser)")
+        return members
+
+    def open(self, member: Record) -> int | None:
+        try:
+            fd = open_kept(lambda: os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            close_kept(fd)
+            raise
+        return fd
+
+    def create(self, nbytes: int, *, huge_pages: bool) -> int:
+        self.remove()
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = open_kept(lambda: os.open(self._path, flags, 0o600))
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _set_size(fd, nbytes)
+        except BaseException:
+            self.remove()
+            close_kept(fd)
+            raise
+        return fd
+
+    def remove(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+
+def check_capacity(nbytes: int, backing: str) -> None:
+    """Refuses memory that is not there: all of it is taken at once, and the kernel's answer would be the OOM killer.
+
+    Raises:
+        CapacityError: with the numbers and the ways out.
+    """
+    _require(nbytes, _available_bytes(), "this machine has available", "use fewer chunks")
+    if backing == "shm":
+        _require(
+            nbytes,
+            capacity.file_system_free_bytes(),
+            f"{capacity.SHM_DIRECTORY} has free",
+            "use backing='memfd', which has no such limit, or fewer chunks, or enlarge it (docker: --shm-size or "
+            "--ipc=host; Kubernetes: an emptyDir with medium: Memory)",
+        )
+    groups = list(capacity.memory_cgroups())
+    tightest = min(groups, key=lambda group: group.limit_bytes - group.used_bytes, default=None)
+    if tightest is None:
+        return
+    limit = f"the memory cgroup {tightest.path} allows"
+    _require(nbytes, tightest.limit_bytes, limit, "use fewer chunks or raise the container's memory limit")
+    if nbytes > tightest.limit_bytes - tightest.used_bytes:
+        log.warning(
+            "a region of %d bytes, in the memory cgroup %s with a limit of %d bytes of which %d are used: unless some "
+            "of that is cache, the kernel ends a process; use fewer chunks or raise the container's memory limit",
+            nbytes, tightest.path, tightest.limit_bytes, tightest.used_bytes,
+        )  # fmt: skip
+
+
+def _require(needed: int, there: int | None, where: str, way_out: str) -> None:
+    if there is not None and needed > there:
+        raise CapacityError(f"a region of {needed} bytes does not fit: {where} {there} bytes; {way_out}")
+
+
+def _meminfo() -> dict[str, int]:
+    """Numbers of /proc/meminfo as they stand there; most are kB."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":")[::2] for line in lines)
+    return {name: int(rest.split()[0]) for name, rest in pairs if rest.split()}
+
+
+def _available_bytes() -> int | None:
+    info = _meminfo()
+    if "MemAvailable" not in info:
+        return None
+    return (info["MemAvailable"] + info.get("SwapFree", 0)) * 1024
+
+
+def _free_huge_bytes() -> int:
+    info = _meminfo()
+    if info.get("Hugepagesize", 0) * 1024 != HUGE_PAGE:
+        return 0
+    return max(0, info["HugePages_Free"] - info["HugePages_Rsvd"]) * HUGE_PAGE
+
+
+def _path_of(member: Record) -> str:
+    return f"/proc/{member.pid}/fd/{member.fd}"
+
+
+def _set_size(fd: int, nbytes: int) -> None:
+    try:
+        os.ftruncate(fd, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EINVAL):
+            raise
+        raise CapacityError(f"a region of {nbytes} bytes cannot be made: {error.strerror}") from error

@@ -1,0 +1,260 @@
+"""The entry file of a rendezvous: what stands in it, byte by byte, and its lock.
+
+A status block of 1 KiB, then one record of 128 bytes per member.  Each is written by one ``pwrite`` and ends in a
+checksum: one that is torn is nobody's, for its writer died before it was in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import struct
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from arena.errors import ArenaError, AttachError
+from arena.shm.descriptors import close_kept, open_kept
+
+STATUS_BYTES = 1024
+RECORD_BYTES = 128
+ENTRY_BYTES_MAX = 1 << 20  # 8,000 members: more is not an entry of ours
+NO_RANK = -1
+LOCK_TIMEOUT_S = 1.0
+
+_RECORD = struct.Struct("<4sIiIQQQQQQ16s")
+_STATUS = struct.Struct("<4sIIIQ16s")
+_CHECKSUM = struct.Struct("<I")
+_FLOCK = struct.Struct("@hhqqi4x")  # struct flock of fcntl(2)
+_RECORD_MAGIC = b"ARDV"
+_STATUS_MAGIC = b"ARDS"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One member: who it is, and where it has which memory open."""
+
+    pid: int
+    start: int
+    namespace: int
+    rank: int
+    fd: int
+    device: int
+    inode: int
+    size: int
+    row_bytes: int
+    nonce: bytes
+
+    @property
+    def rank_text(self) -> str:
+        return "none" if self.rank == NO_RANK else str(self.rank)
+
+    def pack(self) -> bytes:
+        body = _RECORD.pack(
+            _RECORD_MAGIC, self.pid, self.rank, self.fd, self.start, self.namespace, self.device, self.inode,
+            self.size, self.row_bytes, self.nonce,
+        )  # fmt: skip
+        return (body + _CHECKSUM.pack(zlib.crc32(body))).ljust(RECORD_BYTES, b"\0")
+
+    @staticmethod
+    def unpack(raw: bytes) -> Record | None:
+        """The record, or None if it is torn, erased or none of ours."""
+        body, checksum = raw[: _RECORD.size], raw[_RECORD.size : _RECORD.size + _CHECKSUM.size]
+        if len(raw) != RECORD_BYTES or checksum != _CHECKSUM.pack(zlib.crc32(body)):
+            return None
+        magic, pid, rank, fd, start, namespace, device, inode, size, row_bytes, nonce = _RECORD.unpack(body)
+        if magic != _RECORD_MAGIC:
+            return None
+        return Record(pid, start, namespace, rank, fd, device, inode, size, row_bytes, nonce)
+
+
+@dataclass(frozen=True)
+class Status:
+    """How the construction of an instance went.
+
+    Attributes:
+        nonce: which instance.
+        is_populated: its creator has populated all of the memory.
+        failure: the first error of one of its processes; empty if there was none.
+        pid: the process that failed, and its start time.
+    """
+
+    nonce: bytes
+    is_populated: bool = False
+    failure: str = ""
+    pid: int = 0
+    start: int = 0
+
+    def pack(self) -> bytes:
+        room = STATUS_BYTES - _STATUS.size - _CHECKSUM.size
+        text = self.failure.encode()[:room]
+        head = _STATUS.pack(_STATUS_MAGIC, self.is_populated, self.pid, len(text), self.start, self.nonce)
+        body = head + text
+        return (body + _CHECKSUM.pack(zlib.crc32(body))).ljust(STATUS_BYTES, b"\0")
+
+    @staticmethod
+    def unpack(raw: bytes) -> Status | None:
+        """The status, or None if it is torn or was never written."""
+        if len(raw) < STATUS_BYTES:
+            return None
+        magic, is_populated, pid, text_bytes, start, nonce = _STATUS.unpack_from(raw)
+        end = _STATUS.size + text_bytes
+        if magic != _STATUS_MAGIC or end + _CHECKSUM.size > STATUS_BYTES:
+            return None
+        if raw[end : end + _CHECKSUM.size] != _CHECKSUM.pack(zlib.crc32(raw[:end])):
+            return None
+        failure = raw[_STATUS.size : end].decode(errors="replace")
+        return Status(nonce, bool(is_populated), failure, pid, start)
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that an entry says."""
+
+    status: Status | None
+    records: dict[int, Record]  # by offset
+
+    def free_offset(self) -> int:
+        """Where a new record goes: the first place that holds none."""
+        offset = STATUS_BYTES
+        while offset in self.records:
+            offset += RECORD_BYTES
+        return offset
+
+
+class Entry:
+    """An open entry file.  Only the holder of its lock may edit or unlink it, and only while the path leads to it."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+
+    @staticmethod
+    def open(path: Path, *, create: bool) -> Entry:
+        """Opens the entry at a path, making an empty one if there is none and ``create``.
+
+        Raises:
+            AttachError: what stands there is not a file of this user.
+            FileNotFoundError: there is none, and ``create`` is False.
+        """
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+        try:
+            fd = open_kept(lambda: os.open(path, flags, 0o600))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise AttachError(f"{path} cannot be opened as this user: {error.strerror}") from error
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            close_kept(fd)
+            raise AttachError(f"{path} is not a regular file of user {os.geteuid()}: somebody else made it; remove it")
+        return Entry(path, fd)
+
+    def lock(self, timeout_s: float | None = None) -> None:
+        """Takes the lock.  Sections are short, and a dead holder's lock is dropped by the kernel.
+
+        Raises:
+            TimeoutError: it is held for longer than that; the text names the holder.
+        """
+        timeout_s = LOCK_TIMEOUT_S if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
+        pause_s = 0.0002
+        while True:
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(
+                        f"{self.path} is locked for more than {timeout_s} s by {self._holder()}: "
+                        "let that process go on, or end it"
+                    ) from None
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.005)
+
+    def unlock(self) -> None:
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Closes the file, which drops the lock."""
+        close_kept(self.fd)
+
+    def is_at_path(self) -> bool:
+        """Whether the path leads to this file (and not to a successor, or nowhere)."""
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        here = os.fstat(self.fd)
+        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+    def read(self) -> Content:
+        raw = os.pread(self.fd, ENTRY_BYTES_MAX, 0)
+        records = {}
+        for offset in range(STATUS_BYTES, len(raw), RECORD_BYTES):
+            record = Record.unpack(raw[offset : offset + RECORD_BYTES])
+            if record is not None:
+                records[offset] = record
+        return Content(Status.unpack(raw[:STATUS_BYTES]), records)
+
+    def hold(self, offset: int) -> None:
+        """Locks the bytes of this member's own record for life: a sign of life that other PID namespaces can see."""
+        with contextlib.suppress(OSError):  # not every sandbox has such locks; then nobody asks for them either
+            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _byte_lock(fcntl.F_RDLCK, offset))
+
+    def is_held(self, offset: int) -> bool:
+        """Whether the member whose record stands there lives, in whatever PID namespace."""
+        try:
+            found = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _byte_lock(fcntl.F_WRLCK, offset))
+        except OSError:
+            return False
+        return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+    def write_record(self, offset: int, record: Record) -> None:
+        _write_at(self.fd, record.pack(), offset)
+
+    def erase_record(self, offset: int) -> None:
+        _write_at(self.fd, bytes(RECORD_BYTES), offset)
+
+    def write_status(self, status: Status) -> None:
+        _write_at(self.fd, status.pack(), 0)
+
+    def truncate(self) -> None:
+        os.ftruncate(self.fd, 0)
+
+    def unlink(self) -> None:
+        os.unlink(self.path)
+
+    def _holder(self) -> str:
+        """Who has the lock, as /proc/locks says."""
+        inode = os.fstat(self.fd).st_ino
+        try:
+            lines = Path("/proc/locks").read_text().splitlines()
+        except OSError:
+            return "another process"
+        for line in lines:
+            fields = line.split()
+            if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):
+                return f"process {fields[4]} ({_state_of(fields[4])})"
+        return "another process"
+
+
+def _byte_lock(kind: int, offset: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, offset, RECORD_BYTES, 0)
+
+
+def _write_at(fd: int, data: bytes, offset: int) -> None:
+    written = os.pwrite(fd, data, offset)
+    if written != len(data):
+        raise ArenaError(f"only {written} of {len(data)} bytes fit into the entry: its file system is full")
+
+
+def _state_of(pid: str) -> str:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return "ended by now"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("State:")), "unknown state")

@@ -1,0 +1,103 @@
+"""Who takes part in a rendezvous: what a process comes with, what place it gets, and the steps between the two."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from arena.shm.backing import Backing, MemfdBacking, ShmBacking
+from arena.shm.capacity import SHM_DIRECTORY
+from arena.shm.entry import Entry
+
+STEPS = (
+    "open_entry", "lock", "path_is_this_file", "path_is_another_file", "find_live_member", "find_other_instance",
+    "find_failed_creator", "find_nobody", "create_memory", "memory_check_fails", "truncate_entry", "write_record",
+    "attach_memory", "member_died_meanwhile", "append_record", "unlock", "populate", "population_fails", "pass_barrier",
+    "find_populated", "find_unpopulated", "cleanup", "lock_to_leave", "erase_record", "close_memory", "unlink_entry",
+    "close_entry",
+)  # fmt: skip
+
+# Called after each step, with its name: a test can stop or kill the process there.
+step_hook: Callable[[str], None] | None = None
+
+
+def step(name: str) -> None:
+    """Tells the hook that a step is done."""
+    if step_hook is not None:
+        step_hook(name)
+
+
+def directory() -> Path:
+    """The one directory for all processes of this user, whatever their environments say: two would split a region."""
+    return Path(SHM_DIRECTORY) / f"arena-{os.geteuid()}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a process comes to the rendezvous with.
+
+    Attributes:
+        engine_id: the name of the region.
+        nonce: 16 bytes that all processes of one instance share and no other instance has; zeros if nobody gave one.
+        rank: the worker's rank, or None for a process that is not a worker.
+        nbytes: size of the memory.
+        row_bytes: size of a row of it.
+        backing: ``"memfd"`` or ``"shm"``.
+        huge_pages: ask for huge pages.
+        leave_failure: other processes wait for the outcome: tell them of a failure through the entry.
+        check: called by the creator alone, before it makes the memory; raises if it is not there.
+    """
+
+    engine_id: str
+    nonce: bytes
+    rank: int | None
+    nbytes: int
+    row_bytes: int
+    backing: str = "memfd"
+    huge_pages: bool = False
+    leave_failure: bool = False
+    check: Callable[[int], None] | None = None
+    directory: Path = field(default_factory=directory)
+
+    @property
+    def path(self) -> Path:
+        return self.directory / entry_name(self.engine_id)
+
+    def make_backing(self) -> Backing:
+        if self.backing == "shm":
+            return ShmBacking(self.path.with_name(self.path.name + ".data"))
+        return MemfdBacking("arena-" + entry_name(self.engine_id))
+
+
+@dataclass
+class Member:
+    """A process's place in a region; it lasts until `leave`."""
+
+    wanted: Wanted
+    backing: Backing
+    entry: Entry
+    offset: int
+    memory_fd: int
+    mapping: Any
+    is_creator: bool
+    pid: int = field(default_factory=os.getpid)
+
+
+def entry_name(engine_id: str) -> str:
+    """A file name for any engine id."""
+    name = quote(engine_id, safe="")
+    if len(name) > 150:
+        name = hashlib.blake2b(engine_id.encode(), digest_size=32).hexdigest()
+    return f"offload-{name}"
+
+
+def nonce_bytes(nonce: str | bytes | None) -> bytes:
+    """Sixteen bytes for any nonce; zeros for none."""
+    if nonce is None:
+        return bytes(16)
+    return hashlib.blake2b(nonce.encode() if isinstance(nonce, str) else nonce, digest_size=16).digest()

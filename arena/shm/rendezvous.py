@@ -1,0 +1,368 @@
+"""How processes that know only a name come to share one memory, and never two.
+
+All of them open one small *entry file*; its lock is the mutex.  Under the lock a process reads who is alive in which
+memory.  It attaches through a live member, refuses if the live members belong to another instance, or creates the
+memory if nobody is alive; then it adds its own record and unlocks.  The last member that leaves removes the name.
+
+The steps are those of the model in ``spec/models/rendezvous.py``, under the same names.  What was tried there and
+breaks: a lock without the look at the path's inode, only the creator as the sign of life, a list that is rewritten in
+place, an unlink without the lock or before the memory is closed, and every form of ``O_EXCL``, ``link`` and ``rename``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from arena.errors import ArenaError, AttachError, CapacityError
+from arena.shm import process
+from arena.shm.backing import HUGE_PAGE, Backing, MemfdBacking, ShmBacking, check_capacity
+from arena.shm.descriptors import close_kept
+from arena.shm.entry import NO_RANK, Entry, Record
+from arena.shm.layout import align
+from arena.shm.membership import Member, Wanted, directory, step
+from arena.shm.native import ffi, lib
+from arena.shm.outcome import find_failed_creator, write_failure
+
+log = logging.getLogger("arena.shm")
+
+RETRIES_MAX = 1000  # each is one more entry that lost its name under our eyes
+
+
+# ---- to come in
+
+
+def join(wanted: Wanted) -> Member:
+    """Comes into the region, as its creator if nobody else is alive.  Waits for nobody but short holders of the lock.
+
+    Raises:
+        AttachError: a live instance has the name, the rank is taken, the sizes differ, or the memory is out of reach.
+        CapacityError: the memory is not there.
+        ArenaError: another process of this instance failed to create it: its error.
+        TimeoutError: the entry stays locked; the text names the holder.
+    """
+    _make_directory(wanted.directory)
+    entry = lock_entry(wanted)
+    try:
+        backing = wanted.make_backing()
+        member = _attach(wanted, backing, entry)
+        if member is None:
+            member = _create(wanted, backing, entry)
+        unlock(entry)
+        return member
+    except BaseException:
+        entry.close()
+        raise
+
+
+def lock_entry(wanted: Wanted) -> Entry:
+    """The entry that stands at the path, locked: from here on nobody else edits, replaces or unlinks it."""
+    for _ in range(RETRIES_MAX):
+        entry = open_entry(wanted.path)
+        try:
+            lock(entry)
+            if path_is_this_file(entry):
+                return entry
+        except BaseException:
+            entry.close()
+            raise
+        path_is_another_file(entry)
+    raise AttachError(f"{wanted.path} was replaced {RETRIES_MAX} times while it was being opened: who does that?")
+
+
+def open_entry(path: Path, *, create: bool = True) -> Entry:
+    """Opens the entry, making it if it is not there."""
+    entry = Entry.open(path, create=create)
+    step("open_entry")
+    return entry
+
+
+def lock(entry: Entry) -> None:
+    """Takes the lock of the open file, wherever its name is now."""
+    entry.lock()
+    step("lock")
+
+
+def path_is_this_file(entry: Entry) -> bool:
+    """Whether the path still leads to the locked file."""
+    if not entry.is_at_path():
+        return False
+    step("path_is_this_file")
+    return True
+
+
+def path_is_another_file(entry: Entry) -> None:
+    """The locked file has lost its name: its last member left.  Start again."""
+    entry.close()
+    step("path_is_another_file")
+
+
+def _attach(wanted: Wanted, backing: Backing, entry: Entry) -> Member | None:
+    """Comes in through a live member; None if there is none."""
+    find_failed_creator(wanted, entry)
+    survivors = backing.survivors(entry)
+    find_other_instance(wanted, survivors)
+    for survivor in survivors:
+        step("find_live_member")
+        fd = attach_memory(wanted, backing, survivor)
+        if fd is not None:
+            return append_record(wanted, backing, entry, fd)
+        step("member_died_meanwhile")
+    step("find_nobody")
+    return None
+
+
+def find_other_instance(wanted: Wanted, survivors: list[Record]) -> None:
+    """Raises if the live members are another instance, or another process has this rank, or they disagree on sizes."""
+    for member in survivors:
+        if member.nonce != wanted.nonce:
+            step("find_other_instance")
+            raise AttachError(
+                f"region {wanted.engine_id!r} belongs to a live instance with another nonce (process {member.pid}, "
+                f"rank {member.rank_text}): end it, or use another engine_id"
+            )
+    for member in survivors:
+        lives = member.namespace != process.pid_namespace() or process.start_time(member.pid) == member.start
+        if wanted.rank is not None and member.rank == wanted.rank and lives:
+            raise AttachError(
+                f"rank {wanted.rank} of region {wanted.engine_id!r} is held by process {member.pid}, which is alive: "
+                "end it, or give every instance its own nonce"
+            )
+        if (member.size, member.row_bytes) != (wanted.nbytes, wanted.row_bytes):
+            raise AttachError(
+                f"region {wanted.engine_id!r} has {member.size} bytes in rows of {member.row_bytes} (process "
+                f"{member.pid}), and this process wants {wanted.nbytes} in rows of {wanted.row_bytes}: all must pass "
+                "the same num_chunks and kv_bytes_per_chunk"
+            )
+
+
+def attach_memory(wanted: Wanted, backing: Backing, member: Record) -> int | None:
+    """Opens the memory through a live member; None if it has died meanwhile."""
+    fd = backing.open(member)
+    if fd is None:
+        return None
+    status = os.fstat(fd)
+    if status.st_size not in (wanted.nbytes, align(wanted.nbytes, HUGE_PAGE)):
+        close_kept(fd)
+        raise AttachError(f"the memory of process {member.pid} has {status.st_size} bytes, not {member.size}")
+    step("attach_memory")
+    return fd
+
+
+def append_record(wanted: Wanted, backing: Backing, entry: Entry, fd: int) -> Member:
+    """Maps the memory and records this process: every member is a sign of life, not only the creator."""
+    member = _become_member(wanted, backing, entry, fd, is_creator=False)
+    step("append_record")
+    return member
+
+
+def _create(wanted: Wanted, backing: Backing, entry: Entry) -> Member:
+    try:
+        fd = create_memory(wanted, backing)
+        try:
+            truncate_entry(entry)
+            return write_record(wanted, backing, entry, fd)
+        except BaseException:
+            close_kept(fd)
+            backing.remove()
+            raise
+    except BaseException as error:
+        memory_check_fails(wanted, entry, error)
+        raise
+
+
+def create_memory(wanted: Wanted, backing: Backing) -> int:
+    """Makes the memory, if all checks say that it is there."""
+    check_capacity(wanted.nbytes, wanted.backing)
+    if wanted.check is not None:
+        wanted.check(wanted.nbytes)
+    fd = backing.create(wanted.nbytes, huge_pages=wanted.huge_pages)
+    step("create_memory")
+    return fd
+
+
+def memory_check_fails(wanted: Wanted, entry: Entry, error: BaseException) -> None:
+    """Leaves the failure for the others to read; or, if nobody is going to, nothing at all."""
+    try:
+        if wanted.leave_failure:
+            entry.truncate()
+            write_failure(entry, wanted, error)
+        else:
+            entry.unlink()
+    except (OSError, ArenaError) as second:  # the first error is the one that counts
+        log.warning("region %r failed, and the others cannot be told: %s", wanted.engine_id, second)
+    step("memory_check_fails")
+
+
+def truncate_entry(entry: Entry) -> None:
+    """Empties the entry in place, whatever was left in it: no unlink, no rename."""
+    entry.truncate()
+    step("truncate_entry")
+
+
+def write_record(wanted: Wanted, backing: Backing, entry: Entry, fd: int) -> Member:
+    """Maps the new memory and writes the first record."""
+    member = _become_member(wanted, backing, entry, fd, is_creator=True)
+    step("write_record")
+    return member
+
+
+def unlock(entry: Entry) -> None:
+    """Drops the lock; the entry stays open for life."""
+    entry.unlock()
+    step("unlock")
+
+
+def _become_member(wanted: Wanted, backing: Backing, entry: Entry, fd: int, *, is_creator: bool) -> Member:
+    mapping = None
+    try:
+        mapping = map_memory(fd)
+        offset = entry.read().free_offset()
+        entry.hold(offset)
+        entry.write_record(offset, _own_record(wanted, fd))
+    except BaseException:
+        if mapping is not None:
+            lib.arena_map_release(mapping)
+        close_kept(fd)
+        raise
+    return Member(wanted, backing, entry, offset, fd, mapping, is_creator)
+
+
+def map_memory(fd: int) -> Any:
+    """Maps all of a file, as data without a control part; owned by C, and not inherited by forked children."""
+    nbytes = os.fstat(fd).st_size
+    error = ffi.new("int *")
+    mapping = lib.arena_map(fd, ffi.new("arena_geometry *", {"data_bytes": nbytes}), lib.ARENA_ACCESS_SHARED, error)
+    if mapping == ffi.NULL:
+        raise CapacityError(
+            f"a region of {nbytes} bytes cannot be mapped: {os.strerror(error[0])} (errno {error[0]}); use fewer "
+            "chunks, or raise the limit (ulimit -v)"
+        )
+    return mapping
+
+
+def _own_record(wanted: Wanted, fd: int) -> Record:
+    status = os.fstat(fd)
+    return Record(
+        pid=os.getpid(),
+        start=process.own_start_time(),
+        namespace=process.pid_namespace(),
+        rank=NO_RANK if wanted.rank is None else wanted.rank,
+        fd=fd,
+        device=status.st_dev,
+        inode=status.st_ino,
+        size=wanted.nbytes,
+        row_bytes=wanted.row_bytes,
+        nonce=wanted.nonce,
+    )
+
+
+# ---- to leave
+
+
+def leave(member: Member) -> None:
+    """Gives the place up; the last one to leave removes the name.  The caller has let go of views and mapping."""
+    if member.pid != os.getpid():
+        return  # a forked child has neither lock nor memory
+    step("cleanup")
+    try:
+        lock_to_leave(member)
+    except TimeoutError as error:
+        log.warning("%s: leaving without removing the record; the next start takes it for what it is", error)
+        close_kept(member.memory_fd)
+        member.entry.close()
+        return
+    try:
+        erase_record(member)
+        close_memory(member)
+        if member.entry.is_at_path() and not member.backing.survivors(member.entry):
+            unlink_entry(member)
+    finally:
+        close_kept(member.memory_fd)
+        close_entry(member.entry)
+
+
+def lock_to_leave(member: Member) -> None:
+    """Takes the lock once more."""
+    member.entry.lock()
+    step("lock_to_leave")
+
+
+def erase_record(member: Member) -> None:
+    """Takes this process out of the list."""
+    member.entry.erase_record(member.offset)
+    step("erase_record")
+
+
+def close_memory(member: Member) -> None:
+    """Closes the memory: before the unlink, or a successor could create a second one while this one is held."""
+    close_kept(member.memory_fd)
+    step("close_memory")
+
+
+def unlink_entry(member: Member) -> None:
+    """The last member removes the names, under the lock."""
+    member.backing.remove()
+    member.entry.unlink()
+    step("unlink_entry")
+
+
+def close_entry(entry: Entry) -> None:
+    """Closes the entry, which unlocks it."""
+    entry.close()
+    step("close_entry")
+
+
+def report_failure(wanted: Wanted, error: BaseException) -> None:
+    """Leaves the error of a process that did not become a member, so that all who meet at the barrier fail with it."""
+    entry = lock_entry(wanted)
+    try:
+        write_failure(entry, wanted, error)
+    finally:
+        entry.close()
+
+
+def remove_failure(wanted: Wanted) -> None:
+    """Removes the failure that a process of this instance left, unless somebody lives who has yet to read it."""
+    _remove_if_dead(wanted.path, wanted.make_backing(), nonce=wanted.nonce)
+
+
+def remove_stale(where: Path | None = None) -> list[Path]:
+    """Removes what runs that are over have left, the memory of ``backing="shm"`` too; returns the entries removed."""
+    where = directory() if where is None else where
+    names = sorted(where.glob("offload-*")) if where.is_dir() else []
+    removed = []
+    for path in (name for name in names if name.suffix != ".data"):
+        data = path.with_name(path.name + ".data")
+        backing: Backing = ShmBacking(data) if data.exists() else MemfdBacking("")
+        if _remove_if_dead(path, backing, nonce=None):
+            removed.append(path)
+    return removed
+
+
+def _remove_if_dead(path: Path, backing: Backing, *, nonce: bytes | None) -> bool:
+    try:
+        entry = Entry.open(path, create=False)
+    except FileNotFoundError:
+        return False
+    try:
+        entry.lock()
+        status = entry.read().status
+        wrong = nonce is not None and (status is None or status.nonce != nonce)
+        if wrong or not entry.is_at_path() or backing.survivors(entry):
+            return False
+        backing.remove()
+        entry.unlink()
+        return True
+    finally:
+        entry.close()
+
+
+def _make_directory(path: Path) -> None:
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = os.stat(path, follow_symlinks=False)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise AttachError(f"{path} must be a directory of user {os.geteuid()} that nobody else can enter (0700)")

@@ -1,0 +1,50 @@
+"""A queue in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ReaderStatistics:
+    """One reader: its rank, its process (0 if none has joined), whether that lives, and the bytes it has yet to read."""
+
+    rank: int
+    pid: int
+    alive: bool
+    lag: int
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """A queue in numbers, at one moment.
+
+    Attributes:
+        slots_total: of the slot table.
+        slots_free: of these, what nobody holds.
+        bytes_capacity: of the data area.
+        bytes_in_use: of these, what extents take, whole pages.
+        messages_total: messages published.
+        diverted_total: buffers that went through the arena.
+        loaned_total: of these, what lay in a loan and was not copied.
+        bytes_copied: bytes of the others, each copied once.
+        fallback_total: buffers that did not go through the arena, by reason: ``small``, ``no_arena``, ``oversize``,
+            ``no_slot``, ``no_extent``, ``no_memory``, and ``unsupported:`` with what was in the way.
+        out_of_band_total: messages that were too large for the ring.
+        deaths_total: readers that died.
+        readers: one entry per rank.
+    """
+
+    slots_total: int
+    slots_free: int
+    bytes_capacity: int
+    bytes_in_use: int
+    messages_total: int
+    diverted_total: int
+    loaned_total: int
+    bytes_copied: int
+    fallback_total: Mapping[str, int]
+    out_of_band_total: int
+    deaths_total: int
+    readers: tuple[ReaderStatistics, ...]

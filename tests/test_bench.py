@@ -1,0 +1,96 @@
+"""The benchmark, tiny: that it works, and that the arithmetic of its figures is right. Nothing timed is judged here."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from arena.bench import harness, peers
+from arena.bench.scenarios import SCENARIOS
+from arena.tools.commands import arena
+
+BENCH = [sys.executable, "-c", "from arena.tools.cli import main; main()", "bench", "--quick"]
+
+
+def test_every_scenario_runs_and_gives_figures_with_limits() -> None:
+    done = subprocess.run([*BENCH, "--json"], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["quick"]
+    assert told["environment"]["cpus"] > 0
+    figures = {figure["name"]: figure for figure in told["figures"]}
+    assert len(figures) == len(told["figures"]), "names are unique"
+    assert all(math.isfinite(figure["value"]) for figure in figures.values())
+    limited = [figure for figure in figures.values() if figure["limit"] is not None]
+    assert len(limited) >= len(SCENARIOS)
+    assert all(figure["verdict"] == ("met" if figure["value"] <= figure["limit"] else "over") for figure in limited)
+
+
+def test_markdown_is_one_table() -> None:
+    shown = CliRunner().invoke(arena, ["bench", "--quick", "--markdown", "loan"])
+    assert shown.exit_code == 0, shown.output
+    lines = shown.stdout.splitlines()
+    assert lines[0] == "| figure | value | quartiles | at most |  | samples |"
+    assert lines[2].startswith("| publish a loan of 2 MB | ")
+    assert {line.count("|") for line in lines[:3]} == {7}
+
+
+def test_an_unknown_scenario_is_named_with_the_known_ones() -> None:
+    shown = CliRunner().invoke(arena, ["bench", "speed"])
+    assert shown.exit_code == 2
+    assert "no scenario speed; there are enqueue, " in shown.output
+
+
+def sample(wall_ns: int, disturbed: bool = False) -> harness.Sample:
+    return harness.Sample(0, wall_ns, wall_ns, disturbed)
+
+
+def test_a_disturbed_round_is_dropped_with_its_partner() -> None:
+    measured = [sample(20)] * 6 + [sample(900, disturbed=True), sample(20)]
+    peer = [sample(10)] * 6 + [sample(10), sample(1, disturbed=True)]
+    told = harness.ratio("r", measured, peer, limit=2.0)
+    assert (told.value, told.samples, told.noisy, told.verdict) == (2.0, 6, False, "met")
+
+
+def test_with_too_few_clean_rounds_all_are_used_and_the_figure_says_so() -> None:
+    measured = [sample(20)] * 4 + [sample(60, disturbed=True)] * 5
+    told = harness.ratio("r", measured, [sample(10)] * 9, limit=2.0)
+    assert (told.value, told.samples, told.noisy, told.verdict) == (6.0, 9, True, "over")
+
+
+def test_a_ratio_is_taken_round_by_round() -> None:
+    measured, peer = [sample(n) for n in (10, 200, 3000, 40, 50)], [sample(n) for n in (10, 100, 1000, 10, 10)]
+    assert harness.ratio("r", measured, peer, limit=None).value == 3.0
+
+
+def test_figure_gives_median_and_quartiles() -> None:
+    told = harness.figure("f", [5, 1, 3, 2, 4], "us", None)
+    assert (told.low, told.value, told.high, told.verdict) == (2, 3, 4, "")
+
+
+def test_measurements_alternate_and_warm_up_is_thrown_away() -> None:
+    order: list[str] = []
+
+    def measure(name: str) -> dict[str, harness.Sample]:
+        order.append(name)
+        return {name: sample(len(order))}
+
+    taken = harness.interleaved([lambda: measure("a"), lambda: measure("b")], rounds=3, warm_up=1)
+    assert order == list("baabbaab")
+    assert [one.wall_ns for one in taken["a"]] == [3, 6, 7]
+    assert [one.wall_ns for one in taken["b"]] == [4, 5, 8]
+
+
+def test_memcpy_peer_copies_and_checks() -> None:
+    source = torch.arange(5000, dtype=torch.int32)
+    with peers.shared_buffer(20_000, warm=True) as target:
+        target.copy_from(source)
+        assert bytes(target.view()) == source.numpy().tobytes()
+        with pytest.raises(ValueError, match="at most 20000 bytes"):
+            target.copy_from(torch.zeros(5001, dtype=torch.int32))
