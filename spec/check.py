@@ -35,6 +35,18 @@ def configure(module: Any, variant: str | None, settings: dict[str, Any]) -> Any
     return replace(config, **{name: _parsed(name, value, known[name]) for name, value in settings.items()})
 
 
+def settings_of(slots: int | None, readers: int | None, settings: tuple[str, ...]) -> dict[str, Any]:
+    """What the options of a command set, by the name of the field."""
+    sizes = {"slots": slots, "readers": readers}
+    chosen: dict[str, Any] = {key: value for key, value in sizes.items() if value is not None}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{setting!r} is not NAME=VALUE", param_hint="--set")
+        chosen[key] = value
+    return chosen
+
+
 def _parsed(name: str, text: str | int, like: Any) -> Any:
     """`text` as a value of the same type as `like`."""
     if isinstance(like, bool):
@@ -166,13 +178,7 @@ def command(
     if list_variants:
         show_variants(module, console)
         return
-    sizes = {"slots": slots, "readers": readers}
-    chosen: dict[str, Any] = {key: value for key, value in sizes.items() if value is not None}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{setting!r} is not NAME=VALUE", param_hint="--set")
-        chosen[key] = value
+    chosen = settings_of(slots, readers, settings)
     model = module.model(configure(module, variant, chosen))
     if symmetry and model.canonical is None:
         raise click.UsageError(f"the model {name} declares no symmetry")

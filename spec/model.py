@@ -83,7 +83,7 @@ def action(
     `edge` names the memory-order edges of which this step is one end. `progress=False` marks a step that nobody may
     count on: a death, a new message, a joiner. `environment=True` marks a step that no function of the code performs,
     `part_of` one that is a part of the named function. `defensive=True` marks a step that is there in case the world is
-    not as modelled: no run of the correct model takes it. `name` is the action's name where it is not the function's, as
+    not as modelled: no run of the correct model takes it. `name` is the name where it is not the function's, as
     in the changed action of a fault.
     """
     edges = (edge,) if isinstance(edge, str) else tuple(edge)
