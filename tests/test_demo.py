@@ -1,0 +1,162 @@
+"""The main job end to end: `arena demo`, small."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from click.testing import CliRunner
+
+from arena.tools import extras, workload
+from arena.tools.commands import arena
+from arena.tools.report import Result, Row
+from arena.tools.transports import TRANSPORTS
+
+DEMO = [sys.executable, "-c", "from arena.tools.cli import main; main()", "demo"]
+SMALL = ["--workers", "2", "--sizes", "320x240", "--seconds"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_demo_runs_every_transport_and_verifies_every_tensor() -> None:
+    done = subprocess.run(
+        [*DEMO, "--workers", "2", "--sizes", "1", "--seconds", "2", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["ok"]
+    assert [row["transport"] for row in told["rows"]] == list(TRANSPORTS)
+    assert {row["size"] for row in told["rows"]} == {"1155x866"}
+    assert all(row["last_worker_ms"] > 0 and row["steps"] >= 4 for row in told["rows"])
+    copied = {row["transport"]: row["megabytes_copied"] / row["megabytes"] for row in told["rows"]}
+    assert copied["arena"] == pytest.approx(1, rel=0.05), "one copy, however many workers"
+    assert copied["out of band"] == pytest.approx(2, rel=0.05), "one copy for each worker"
+    assert copied["in-band pickle"] == pytest.approx(3, rel=0.05)
+    assert told["slots_leaked"] == 0
+    assert told["wrong"] == []
+
+
+def test_table_ends_with_a_verdict() -> None:
+    shown = CliRunner().invoke(arena, ["demo", *SMALL, "0.1", "--transport", "in-band pickle", "--transport", "arena"])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.splitlines()[-1].startswith("arena: all ")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_wrong_checksum_is_told_and_ends_with_1(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload, "checksum", lambda tensor: "planted")
+    shown = CliRunner().invoke(arena, ["demo", *SMALL, "0.1", "--json", "--transport", transport])
+    assert shown.exit_code == 1, shown.output
+    told = json.loads(shown.stdout)
+    assert f"{transport}, worker 0: image-0: pixel_values of qwen2-vl bfloat16" in told["wrong"]
+    assert told["verdict"].startswith("WRONG")
+
+
+@contextlib.contextmanager
+def long_demo(temporary: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A demo in the middle of its work, and its child processes."""
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*DEMO, *SMALL, "600"], env=environment, text=True, **pipes) as engine:
+        try:
+            yield engine, _children_at_work(engine)
+        finally:
+            engine.kill()
+
+
+def _children_at_work(engine: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The engine's children, once each worker has used the processor for longer than its start takes."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert engine.poll() is None, engine.communicate()[1]
+        children = psutil.Process(engine.pid).children(recursive=True)
+        if sum(sum(child.cpu_times()[:2]) > 4 for child in children) == 2:
+            return children
+        time.sleep(0.1)
+    pytest.fail("the workers did not get to work")
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda end: end.name)
+def test_nothing_is_left_when_the_engine_is_ended(end: signal.Signals, tmp_path: Path) -> None:
+    files_before = set(os.listdir("/dev/shm"))
+    with long_demo(tmp_path) as (engine, children):
+        engine.send_signal(end)
+        assert engine.wait(30) not in (0, 1, 2)
+        _, alive = psutil.wait_procs(children, timeout=30)
+        assert alive == []
+    assert list(tmp_path.iterdir()) == []
+    assert {name for name in os.listdir("/dev/shm") if "arena" in name} <= files_before
+
+
+def test_a_worker_that_ends_is_named(tmp_path: Path) -> None:
+    with long_demo(tmp_path) as (engine, children):
+        max(children, key=lambda child: sum(child.cpu_times()[:2])).kill()
+        _, told = engine.communicate(timeout=60)
+        assert engine.returncode == 2, told
+        assert "ended without a word" in told
+        _, alive = psutil.wait_procs(children, timeout=30)
+        assert alive == []
+
+
+def test_a_bad_size_is_a_usage_error() -> None:
+    shown = CliRunner().invoke(arena, ["demo", "--sizes", "1,huge"])
+    assert shown.exit_code == 2
+    assert "size 'huge' is neither WIDTHxHEIGHT nor a number of megapixels" in shown.output
+
+
+def test_a_missing_package_names_the_extra() -> None:
+    with pytest.raises(extras.MissingExtra, match=r"'no_such_package'.*extra 'demo'.*shm-tensor-arena\[demo\]"):
+        extras.require("no_such_package.part")
+
+
+def test_the_checksum_sees_one_changed_bit_a_moved_page_and_another_type() -> None:
+    print("seed 7")
+    original = torch.frombuffer(bytearray(random.Random(7).randbytes(3 * 4096 + 100)), dtype=torch.uint8)
+    digest = workload.checksum(original)
+    for position in (0, 4095, 4096, 3 * 4096, len(original) - 1):
+        changed = original.clone()
+        changed[position] ^= 1
+        assert workload.checksum(changed) != digest
+    assert workload.checksum(torch.cat([original[4096:8192], original[:4096], original[8192:]])) != digest
+    assert workload.checksum(original.view(torch.int8)) != digest
+    assert workload.checksum(original.view(1, -1)) != digest
+    assert workload.checksum(original.clone()) == digest
+
+
+def test_a_wave_keeps_each_request_for_its_steps_and_ends_all() -> None:
+    images = [workload.Payload.of(str(index), {"x": torch.tensor([index])}) for index in range(4)]
+    steps = list(workload.wave(images, 10, random.Random(0)))
+    assert [step.number for step in steps] == list(range(10, 17))
+    started = {request.request_id: step.number for step in steps for request in step.new_requests}
+    ended = {request_id: step.number for step in steps for request_id in step.finished_ids}
+    assert started.keys() == ended.keys()
+    assert all(ended[request] - started[request] == workload.REQUEST_STEPS for request in started)
+    for step in steps:
+        alive = {request for request in started if started[request] < step.number < ended[request]}
+        named = {request for request in step.running.request_ids if request.startswith("image")}
+        assert alive == named
+
+
+def test_a_leaked_slot_is_a_failure() -> None:
+    row = Row("s", "arena", 1, 1.0, 1.0, 1.0, 1.0, 1.0, {"small": 3, "no slot": 2})
+    assert row.fallbacks_total == 2
+    assert Result(1, 0, [row], 1, [], slots_leaked=0).ok
+    assert not Result(1, 0, [row], 1, [], slots_leaked=1).ok
+    assert "LEAK: 1 arena slots" in Result(1, 0, [row], 1, [], slots_leaked=1).verdict()
