@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -16,9 +17,10 @@ from hypothesis import strategies as st
 from arena.config import Pin
 from arena.device import pinning as module
 from arena.device.interface import ERROR_NOT_REGISTERED, ERROR_OUT_OF_MEMORY
-from arena.device.pinning import LAZY_CHUNK_BYTES, REGISTER_BYTES_MAX, Chunk, Pinning, plan_chunks
+from arena.device.pinning import LAZY_CHUNK_BYTES, REGISTER_BYTES_MAX, WARN_EVERY_S, Chunk, Pinning, plan_chunks
 from arena.device.simulated import SimulatedDevice
 from arena.errors import CapacityError, DeviceError
+from arena.ratelimit import RateLimit
 
 GIB = 1 << 30
 ROWS = 8
@@ -27,7 +29,7 @@ ROWS = 8
 
 @pytest.fixture(autouse=True)
 def _no_earlier_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_warned", {})
+    monkeypatch.setattr(module, "_warnings", RateLimit(WARN_EVERY_S))
 
 
 @pytest.fixture
@@ -75,9 +77,7 @@ pages = st.sampled_from([4096, 16384, 65536, 2 << 20])
 
 
 @given(total=sizes, row=st.integers(1, 1 << 20), page=pages, room=st.integers(1, 1000))
-def test_chunks_cover_all_bytes_exactly_once_and_cut_no_row_and_no_page(
-    total: int, row: int, page: int, room: int
-) -> None:
+def test_chunks_cover_all_bytes_exactly_once_and_cut_no_row_and_no_page(total: int, row: int, page: int, room: int) -> None:
     limit = max(math.lcm(row, page) * room, total // 1000)
     chunks = plan_chunks(total, row, limit, page)
     ends = [chunk.offset + chunk.nbytes for chunk in chunks]
@@ -102,9 +102,7 @@ def test_the_plan_is_right_for_every_small_size(total: int, limit: int, row: int
             plan_chunks(total, row, limit, page)
         return
     covered = [
-        byte
-        for chunk in plan_chunks(total, row, limit, page)
-        for byte in range(chunk.offset, chunk.offset + chunk.nbytes)
+        byte for chunk in plan_chunks(total, row, limit, page) for byte in range(chunk.offset, chunk.offset + chunk.nbytes)
     ]
     assert covered == list(range(total))
 
@@ -172,9 +170,7 @@ def test_nothing_used_is_nothing_pinned(device: SimulatedDevice, memory: Memory)
 
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(-1, 1), (0, -1), (0, ROWS * PAGE + 1), (ROWS * PAGE, 1)])
-def test_a_range_outside_the_mapping_is_refused(
-    device: SimulatedDevice, memory: Memory, offset: int, nbytes: int
-) -> None:
+def test_a_range_outside_the_mapping_is_refused(device: SimulatedDevice, memory: Memory, offset: int, nbytes: int) -> None:
     with pytest.raises(ValueError, match="not within"):
         make(device, memory).ensure(offset, nbytes)
 
@@ -285,9 +281,7 @@ def test_a_range_is_pinned_whole_or_not_at_all(device: SimulatedDevice, memory: 
 
 
 @pytest.mark.parametrize("pin", ["auto", "background"])
-def test_what_is_in_use_stays_pinned_when_a_later_chunk_fails(
-    device: SimulatedDevice, memory: Memory, pin: Pin
-) -> None:
+def test_what_is_in_use_stays_pinned_when_a_later_chunk_fails(device: SimulatedDevice, memory: Memory, pin: Pin) -> None:
     device.fail("register", ERROR_OUT_OF_MEMORY, nth=2)
     pinning = make(device, memory, pin)
     pinning.start()
@@ -342,9 +336,7 @@ def test_after_a_failure_the_driver_is_not_asked_again(device: SimulatedDevice, 
 
 
 @pytest.mark.parametrize("error", [CapacityError("no pages"), OSError(12, "no memory"), MemoryError("no memory")])
-def test_a_shortage_of_pages_leaves_the_memory_unpinned(
-    device: SimulatedDevice, memory: Memory, error: Exception
-) -> None:
+def test_a_shortage_of_pages_leaves_the_memory_unpinned(device: SimulatedDevice, memory: Memory, error: Exception) -> None:
     def populate(offset: int, nbytes: int) -> None:
         raise error
 
@@ -372,8 +364,8 @@ def test_other_trouble_and_later_trouble_are_reported_again(
         device.fail("register", code)
         make(device, Memory(ROWS)).ensure(0, PAGE)
     assert len(caplog.records) == 2
-    now = module.time.monotonic()
-    monkeypatch.setattr(module.time, "monotonic", lambda: now + module.WARN_EVERY_S)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + WARN_EVERY_S)
     device.fail("register", 999)
     make(device, Memory(ROWS)).ensure(0, PAGE)
     assert len(caplog.records) == 3

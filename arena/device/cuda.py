@@ -108,9 +108,7 @@ class CudaDevice(Device):
             event.record(stream)
         return _CudaEvent(event, self)
 
-    def empty_like(
-        self, source: torch.Tensor, where: torch.device | str | int, stream: torch.cuda.Stream
-    ) -> torch.Tensor:
+    def empty_like(self, source: torch.Tensor, where: torch.device | str | int, stream: torch.cuda.Stream) -> torch.Tensor:
         # Under the stream, so that the allocator knows whose memory it is.
         with torch.cuda.stream(stream):
             return torch.empty_like(source, device=where)

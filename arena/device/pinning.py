@@ -15,7 +15,6 @@ import math
 import mmap
 import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from enum import Enum
 from arena.config import Pin
 from arena.device.interface import ERROR_NOT_REGISTERED, Device
 from arena.errors import ArenaError, DeviceError
+from arena.ratelimit import RateLimit
 
 logger = logging.getLogger("arena.device")
 
@@ -35,6 +35,8 @@ LAZY_CHUNK_BYTES = 64 << 20
 
 WARN_EVERY_S = 60.0
 """The same trouble is reported at most once in this time, however many mappings have it."""
+
+_warnings = RateLimit(WARN_EVERY_S)
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,7 @@ class Pinning:
         if address % page_bytes:
             raise ValueError(f"address={address:#x}: must be a multiple of the page, {page_bytes}")
         if chunk_bytes is None:
-            chunk_bytes = (
-                REGISTER_BYTES_MAX if pin == "eager" else max(LAZY_CHUNK_BYTES, math.lcm(row_bytes, page_bytes))
-            )
+            chunk_bytes = REGISTER_BYTES_MAX if pin == "eager" else max(LAZY_CHUNK_BYTES, math.lcm(row_bytes, page_bytes))
         self.chunks = plan_chunks(nbytes, row_bytes, min(chunk_bytes, REGISTER_BYTES_MAX), page_bytes)
         self._device = device
         self._address = address
@@ -306,16 +306,5 @@ class Pinning:
         if isinstance(error, DeviceError):
             with suppress(DeviceError):
                 self._device.drain_error()
-        if first:
-            _warn(consequence, error)
-
-
-_warned: dict[tuple[str, type, int], float] = {}
-
-
-def _warn(consequence: str, error: Exception) -> None:
-    kind = (consequence, type(error), getattr(error, "code", 0))
-    now = time.monotonic()
-    if now - _warned.get(kind, -math.inf) >= WARN_EVERY_S:
-        _warned[kind] = now
-        logger.warning("%s: %s", consequence, error)
+        if first and _warnings.allows(f"{consequence} {type(error).__name__} {getattr(error, 'code', '')}"):
+            logger.warning("%s: %s", consequence, error)

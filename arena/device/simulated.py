@@ -228,9 +228,7 @@ class SimulatedDevice(Device):
 
     # ---- copies -------------------------------------------------------------------------------
 
-    def empty_like(
-        self, source: torch.Tensor, where: torch.device | str | int, stream: SimulatedStream
-    ) -> torch.Tensor:
+    def empty_like(self, source: torch.Tensor, where: torch.device | str | int, stream: SimulatedStream) -> torch.Tensor:
         self.enter("empty_like")
         return torch.empty_like(source)
 
@@ -326,9 +324,7 @@ class SimulatedDevice(Device):
         self._last_errors[threading.get_ident()] = code
         raise DeviceError(f"{text} ({code})", code)
 
-    def _queue(
-        self, stream: SimulatedStream, seconds: float, run: Callable[[], object], host: range = range(0)
-    ) -> None:
+    def _queue(self, stream: SimulatedStream, seconds: float, run: Callable[[], object], host: range = range(0)) -> None:
         with self._lock:
             stream.busy_until = max(stream.busy_until, self.now) + seconds
             self._numbers += 1

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one command and under eight minutes: the tests, then the figures.
+#
+#   tests/gpu/run.sh [FOLDER]     tables on the standard output, figures also in FOLDER/gpu.json (default: .)
+#
+# Needs a Python with torch (CUDA or ROCm), numpy, cffi, pyzmq, pytest, pytest-timeout, rich, and a C compiler.
+# PYTHON names it, else python3 is taken.
+set -uo pipefail
+out=$(realpath "${1:-.}")
+cd "$(dirname "$0")/../.." || exit 1
+python=${PYTHON:-python3}
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+
+"$python" setup.py -q build_ext --inplace || exit 1
+status=0
+timeout -k 10 200 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/gpu || status=$?
+timeout -k 10 250 "$python" tests/gpu/measure.py --json "$out/gpu.json" || status=$?
+exit "$status"
