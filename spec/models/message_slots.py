@@ -21,9 +21,10 @@ from spec.models.message_slots_actions import ACTIONS, admit, drop_reader, expir
 from spec.models.message_slots_faults import VARIANTS
 from spec.models.message_slots_properties import DRAIN, INVARIANTS, SOMETIMES, rejoined
 from spec.models.message_slots_state import Config, State, columns, initial, reader_keys, renumber
+from spec.models.message_slots_views import VIEWS
 from spec.symmetry import canonicaliser
 
-__all__ = ["VARIANTS", "Config", "State", "model"]
+__all__ = ["VARIANTS", "VIEWS", "Config", "State", "model"]
 
 
 def model(config: Config) -> Model:
