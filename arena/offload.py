@@ -10,17 +10,357 @@ has no name, so no crash can leak it (`arena.shm.rendezvous`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, get_args
+
+import torch
+
+from arena.config import Backing, Pin
+from arena.device.cuda import CudaDevice
+from arena.device.interface import Device
+from arena.device.pinning import REGISTER_BYTES_MAX, Pinning
+from arena.errors import ArenaError, ForkedError
+from arena.shm import membership, outcome, population, rendezvous
+from arena.shm.backing import HUGE_PAGE, advise_huge_pages
+from arena.shm.meeting import Barrier, Meeting
+from arena.shm.membership import Member, Wanted
+from arena.shm.native import capsule_to_tensor, ffi, lib, shape_of
+from arena.shm.numa import Numa, Policy
+from arena.shm.population import Progress, Range
 
 if TYPE_CHECKING:
-    pass
+    from typing_extensions import Self
 
 log = logging.getLogger("arena.offload")
 
-Barrier = Callable[[], None]
-"""Returns when every process of the instance has called it."""
 MemoryCheck = Callable[[int], None]
 """Called with the region's size by its creator; raises if there is not enough memory."""
 
-_DL_INT = 0
+_DLPACK_INT = 0
+_RELEASED = "this region was released by cleanup(): make a new one"
+
+
+class SharedOffloadRegion:
+    """Host memory for KV blocks that all workers of an instance map.
+
+    The first process to come makes the memory, the others come in through any one that is alive, and so does a late
+    scheduler or a worker that was started again.  Nobody waits for the first one.  When the last one leaves, or dies,
+    the memory is gone; after a SIGKILL of all, a file of 4 KiB stays, which the next start takes over.
+
+    Thread-safe.  In a forked child every use raises `ForkedError`, and touching the bytes of a tensor is a fault.
+
+    Args:
+        engine_id: the name of the instance.
+        num_chunks: rows of the region.
+        rank: this worker's rank; None for a process that wants the whole region.
+        kv_bytes_per_chunk: bytes of a row, a multiple of the page.
+        cpu_page_size: a worker's share of each row.
+        barrier: called once by every process, however it fails, after it has mapped and populated; then a failure of
+            one is an error in all.
+        creator_memory_check: called by the creator alone with the region's size, before it makes the memory; it raises
+            where there is too little.  Other processes wait for it: let it take well under a second.
+        populate_only_on_creator: the creator takes all pages, the others none; needs a barrier.
+        backing: ``"memfd"``: memory without a name; ``"shm"``: a named file, for processes in several PID namespaces.
+        pin: when the region is registered with the device: ``"auto"`` and ``"eager"``: here, ``"background"``: by a
+            thread, ``"off"``: not.  If it cannot be, that is reported once and the region is not pinned.
+        nonce: something that all processes of this instance know and no other instance does.  Without it, an instance
+            that starts while workers of the one before still live would share their memory, if their ranks differ.
+        numa: ``"local"``, ``"interleave"`` or a node: where the pages that this process takes are to lie.
+        huge_pages: ask for huge pages; where there are none, small ones are used.
+        populate_threads: how many threads take pages; by default this worker's part of the CPUs.
+        progress: called as pages are taken, with the bytes done and the bytes in all.
+        device: what to register with; by default CUDA.
+
+    Raises:
+        ValueError: an argument is out of range; the text says what would do.
+        AttachError: a live instance with another nonce has the name, the rank is taken, sizes differ, or the memory is
+            out of reach.
+        CapacityError: the memory is not there.
+        ArenaError: another process of the instance failed: its error, of the same type.
+        TimeoutError: a process has the entry locked for more than a second; the text names it.
+    """
+
+    BLOCK_SIZE_ALIGNMENT: int = mmap.PAGESIZE
+
+    def __init__(
+        self,
+        engine_id: str,
+        num_chunks: int,
+        rank: int | None,
+        kv_bytes_per_chunk: int,
+        cpu_page_size: int,
+        barrier: Barrier | None = None,
+        *,
+        creator_memory_check: MemoryCheck | None = None,
+        populate_only_on_creator: bool = False,
+        backing: Backing = "memfd",
+        pin: Pin = "off",
+        nonce: str | bytes | None = None,
+        numa: Numa = None,
+        huge_pages: bool = False,
+        populate_threads: int | None = None,
+        progress: Progress | None = None,
+        device: Device | None = None,
+    ) -> None:
+        meeting = Meeting(barrier)
+        self._held: _Held | None = None
+        try:
+            _check_names(engine_id, backing, pin)
+            meeting.wanted = Wanted(
+                engine_id,
+                membership.nonce_bytes(nonce),
+                rank,
+                num_chunks * kv_bytes_per_chunk,
+                kv_bytes_per_chunk,
+                backing,
+                huge_pages,
+                leave_failure=barrier is not None or nonce is not None,
+                check=creator_memory_check,
+            )
+            _check_shape(num_chunks, rank, kv_bytes_per_chunk, cpu_page_size)
+            if populate_only_on_creator and barrier is None:
+                raise ValueError("populate_only_on_creator needs a barrier: without one, joiners would use empty pages")
+            if populate_threads is not None:
+                _check_integer("populate_threads", populate_threads, 1, 256)
+            policy = Policy.parse(numa)
+            self.engine_id = engine_id
+            self.num_chunks = num_chunks
+            self.rank = rank
+            self.kv_bytes_per_chunk = kv_bytes_per_chunk
+            self.cpu_page_size = cpu_page_size
+            self.total_size_bytes = num_chunks * kv_bytes_per_chunk
+            self._cursors = threading.Lock()
+            self._worker_offset = 0 if rank is None else rank * cpu_page_size
+            self._canonical_offset = 0
+            meeting.member = rendezvous.join(meeting.wanted)
+            self._held = _Held(meeting.member)
+            self._finalizer = weakref.finalize(self, self._held.release)
+            if huge_pages:
+                advise_huge_pages(meeting.member.mapping)
+            if not populate_only_on_creator or self.is_creator:
+                self._populate(policy, populate_threads, progress, everything=populate_only_on_creator or rank is None)
+            if populate_only_on_creator and self.is_creator:
+                outcome.populate(meeting.member)
+            self._base: torch.Tensor | None = self._held.tensor(self.total_size_bytes)
+            if pin != "off":
+                self.pin_memory(device, background=pin == "background")
+        except BaseException as error:
+            meeting.fail(error)
+            self._abandon(meeting)
+            raise
+        try:
+            meeting.arrive(must_be_populated=populate_only_on_creator)
+        except BaseException:
+            self._abandon(meeting)
+            raise
+
+    def _abandon(self, meeting: Meeting) -> None:
+        """Leaves nothing of a construction that failed."""
+        self._base = None
+        if self._held is not None:
+            self._finalizer()
+        meeting.clear()
+
+    # ---- views ----
+
+    @property
+    def base_tensor(self) -> torch.Tensor:
+        """All bytes of the region, as one int8 tensor."""
+        self._use()
+        base = self._base
+        if base is None:  # another thread has released it just now
+            raise ArenaError(_RELEASED)
+        return base
+
+    def create_next_worker_view(self, tensor_page_size: int) -> torch.Tensor:
+        """This worker's bytes of the next tensor: shape (num_chunks, tensor_page_size), one row apart, int8.
+
+        Raises:
+            ValueError: the region has no rank, or the worker's share of the row has no room for it; nothing has moved.
+        """
+        base = self.base_tensor
+        if self.rank is None:
+            raise ValueError("a region without a rank has no worker views: use create_next_canonical_view")
+        end = (self.rank + 1) * self.cpu_page_size
+        with self._cursors:
+            offset = self._worker_offset
+            self._worker_offset = self._advance(offset, tensor_page_size, end, f"rank {self.rank}'s cpu_page_size")
+        return self._rows(base, offset, tensor_page_size)
+
+    def create_next_canonical_view(self, tensor_page_size: int) -> torch.Tensor:
+        """The bytes of the next tensor that all workers share: the same for each; shape and stride as of a worker's.
+
+        Raises:
+            ValueError: the row has no room for it; nothing has moved.
+        """
+        base = self.base_tensor
+        with self._cursors:
+            offset = self._canonical_offset
+            end = self.kv_bytes_per_chunk
+            self._canonical_offset = self._advance(offset, tensor_page_size, end, "the row, kv_bytes_per_chunk")
+        return self._rows(base, offset, tensor_page_size)
+
+    def create_kv_memoryview(self) -> memoryview:
+        """The region without a copy, of shape (num_chunks, kv_bytes_per_chunk)."""
+        return self.base_tensor.view(self.num_chunks, self.kv_bytes_per_chunk).numpy().data
+
+    @staticmethod
+    def _advance(offset: int, nbytes: int, end: int, what: str) -> int:
+        _check_integer("tensor_page_size", nbytes, 1, None)
+        if offset + nbytes > end:
+            raise ValueError(f"tensor_page_size={nbytes}: {what}, has {end - offset} bytes left")
+        return offset + nbytes
+
+    def _rows(self, base: torch.Tensor, offset: int, nbytes: int) -> torch.Tensor:
+        return torch.as_strided(base, (self.num_chunks, nbytes), (self.kv_bytes_per_chunk, 1), offset)
+
+    # ---- pages ----
+
+    @property
+    def is_creator(self) -> bool:
+        """Whether this process made the memory."""
+        return self._use().member.is_creator
+
+    def _populate(self, policy: Policy | None, threads: int | None, progress: Progress | None, *, everything: bool) -> None:
+        base = self._use().member.mapping.data
+        ranges: Iterable[Range] = [(0, self.total_size_bytes)]
+        total_bytes = self.total_size_bytes
+        if everything and policy is not None:
+            policy.bind_memory(base, total_bytes)
+            policy = None
+        if not everything:  # a policy per row would cut the mapping into as many parts: the threads have it instead
+            own = list(
+                population.own_pages(self.num_chunks, self.kv_bytes_per_chunk, self._worker_offset, self.cpu_page_size)
+            )
+            ranges, total_bytes = own, sum(nbytes for _, nbytes in own)
+        if threads is None:
+            workers = 1 if everything else self.kv_bytes_per_chunk // self.cpu_page_size
+            threads = max(1, population.default_threads() // workers)
+        population.populate(base, ranges, total_bytes, threads=threads, progress=progress, policy=policy)
+
+    # ---- pinning ----
+
+    def pin_memory(self, device: Device | None = None, *, background: bool = False) -> bool:
+        """Registers the region with a device, whole rows at a time; for a process that meets its device later.
+
+        Returns:
+            Whether all of it is registered now.  If it cannot be, none of it is, and the log says why.
+        """
+        held = self._use()
+        held.pin(device or CudaDevice(), self.total_size_bytes, self.kv_bytes_per_chunk, background=background)
+        return self.is_pinned
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether all of the region is registered with the device."""
+        held = self._held
+        return held is not None and held.pinning is not None and held.pinning.is_pinned(0, self.total_size_bytes)
+
+    @property
+    def pinned_addresses(self) -> tuple[tuple[int, int], ...]:
+        """Address and length of every range that is registered."""
+        held = self._held
+        return () if held is None or held.pinning is None else held.pinning.pinned_addresses
+
+    # ---- the end ----
+
+    def cleanup(self) -> None:
+        """Unpins and gives the memory up, and the name if this is the last process; idempotent.
+
+        Tensors that somebody still holds stay valid: they keep the mapping.
+        """
+        self._base = None
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.cleanup()
+
+    def __repr__(self) -> str:
+        state = "" if self._finalizer.alive else ", released"
+        return f"SharedOffloadRegion({self.engine_id!r}, rank={self.rank}, {self.total_size_bytes} bytes{state})"
+
+    def _use(self) -> _Held:
+        if self._held is None or not self._finalizer.alive:
+            raise ArenaError(_RELEASED)
+        if self._held.member.pid != os.getpid():
+            raise ForkedError("this region was inherited through fork: make one in the child, with a rank of its own")
+        return self._held
+
+
+class _Held:
+    """What a region holds of its process, apart from the region so that it can outlive it for a moment."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.pinning: Pinning | None = None
+        self._lock = threading.Lock()
+
+    def tensor(self, nbytes: int) -> torch.Tensor:
+        """All of it, as a tensor whose storage keeps the mapping."""
+        shape = shape_of([nbytes])
+        managed = lib.arena_map_tensor(self.member.mapping, 0, _DLPACK_INT, 8, 1, shape, ffi.NULL)
+        return capsule_to_tensor(managed)
+
+    def pin(self, device: Device, nbytes: int, row_bytes: int, *, background: bool) -> None:
+        """Registers it, unless it is already; after a failure, tries again."""
+        with self._lock:
+            if self.pinning is None or (self.pinning.reason_unpinned is not None and self.pinning.unpin()):
+                huge = os.fstatvfs(self.member.memory_fd).f_bsize == HUGE_PAGE
+                self.pinning = Pinning(
+                    device,
+                    int(ffi.cast("uintptr_t", self.member.mapping.data)),
+                    nbytes,
+                    row_bytes=row_bytes,
+                    pin="background" if background else "eager",
+                    chunk_bytes=None if background else REGISTER_BYTES_MAX,
+                    page_bytes=HUGE_PAGE if huge else mmap.PAGESIZE,
+                )
+            if (reason := device.unavailable()) is not None:
+                log.warning("the region is not pinned: %s", reason)
+            self.pinning.start()
+
+    def release(self) -> None:
+        """Unpins, unmaps and leaves, in this order; nothing in a forked child, which has none of it."""
+        if self.member.pid != os.getpid():
+            return
+        if self.pinning is not None and not self.pinning.unpin():
+            lib.arena_map_retain(self.member.mapping)  # the device still knows it, so it stays mapped
+        lib.arena_map_release(self.member.mapping)
+        rendezvous.leave(self.member)
+
+
+def _check_names(engine_id: str, backing: Backing, pin: Pin) -> None:
+    if not isinstance(engine_id, str) or not engine_id:
+        raise ValueError(f"engine_id={engine_id!r}: must be a name")
+    for name, value, choice in (("backing", backing, Backing), ("pin", pin, Pin)):
+        if value not in get_args(choice):
+            raise ValueError(f"{name}={value!r}: must be one of {', '.join(get_args(choice))}")
+
+
+def _check_shape(num_chunks: int, rank: int | None, row_bytes: int, cpu_page_size: int) -> None:
+    _check_integer("num_chunks", num_chunks, 1, None)
+    _check_integer("kv_bytes_per_chunk", row_bytes, 1, None)
+    page = mmap.PAGESIZE
+    if row_bytes % page:
+        nearest = max(page, (row_bytes + page // 2) // page * page)
+        raise ValueError(f"kv_bytes_per_chunk={row_bytes}: must be a multiple of {page}; the nearest is {nearest}")
+    if rank is None:
+        _check_integer("cpu_page_size", cpu_page_size, 0, None)
+        return
+    _check_integer("cpu_page_size", cpu_page_size, 1, row_bytes)
+    _check_integer("rank", rank, 0, row_bytes // cpu_page_size - 1)
+
+
+def _check_integer(name: str, value: object, least: int, most: int | None) -> None:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or value < least or (most is not None and value > most):  # type: ignore[operator]
+        limit = f"of at least {least}" if most is None else f"between {least} and {most}"
+        raise ValueError(f"{name}={value!r}: must be an integer {limit}")

@@ -15,12 +15,13 @@ import fcntl
 import logging
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from arena.errors import AttachError, CapacityError
 from arena.shm import capacity, layout, process
 from arena.shm.descriptors import close_kept, open_kept
 from arena.shm.entry import Entry, Record
+from arena.shm.native import lib
 
 log = logging.getLogger("arena.shm")
 
@@ -42,6 +43,9 @@ class Backing(Protocol):
 
     def create(self, nbytes: int, *, huge_pages: bool) -> int:
         """New memory of at least that many bytes."""
+
+    def close(self, fd: int) -> None:
+        """Gives up this process's hold of the memory; tensors may keep it mapped."""
 
     def remove(self) -> None:
         """Removes the name of memory that nobody has any more, if it has one."""
@@ -121,6 +125,9 @@ class MemfdBacking:
             raise
         return fd
 
+    def close(self, fd: int) -> None:
+        close_kept(fd)
+
     def remove(self) -> None:
         """It has no name."""
 
@@ -173,9 +180,25 @@ class ShmBacking:
             raise
         return fd
 
+    def close(self, fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a mapping that somebody still holds would keep the lock
+        close_kept(fd)
+
     def remove(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
+
+
+def advise_huge_pages(mapping: Any) -> None:
+    """Asks for transparent huge pages; where they cannot be had, one line in the log says why."""
+    try:
+        setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled").read_text()
+    except OSError:
+        setting = ""
+    code = lib.arena_advise_huge(mapping.data, mapping.geometry.data_bytes)
+    if code or "[never]" in setting or "[deny]" in setting:
+        reason = os.strerror(code) if code else f"shmem_enabled is {setting.strip()}"
+        log.warning("huge_pages: no transparent huge pages (%s); continuing with small ones", reason)
 
 
 def check_capacity(nbytes: int, backing: str) -> None:

@@ -11,6 +11,7 @@ place, an unlink without the lock or before the memory is closed, and every form
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
@@ -44,7 +45,6 @@ def join(wanted: Wanted) -> Member:
         ArenaError: another process of this instance failed to create it: its error.
         TimeoutError: the entry stays locked; the text names the holder.
     """
-    _make_directory(wanted.directory)
     entry = lock_entry(wanted)
     try:
         backing = wanted.make_backing()
@@ -61,9 +61,14 @@ def join(wanted: Wanted) -> Member:
 def lock_entry(wanted: Wanted) -> Entry:
     """The entry that stands at the path, locked: from here on nobody else edits, replaces or unlinks it."""
     for _ in range(RETRIES_MAX):
-        entry = open_entry(wanted.path)
+        _make_directory(wanted.directory)
+        try:
+            entry = open_entry(wanted.path)
+        except FileNotFoundError:  # the last member of another region has removed the empty directory
+            continue
         try:
             lock(entry)
+            _check_directory(wanted.directory)
             if path_is_this_file(entry):
                 return entry
         except BaseException:
@@ -269,19 +274,16 @@ def leave(member: Member) -> None:
         return  # a forked child has neither lock nor memory
     step("cleanup")
     try:
-        lock_to_leave(member)
-    except TimeoutError as error:
-        log.warning("%s: leaving without removing the record; the next start takes it for what it is", error)
-        close_kept(member.memory_fd)
-        member.entry.close()
-        return
-    try:
-        erase_record(member)
-        close_memory(member)
+        try:
+            lock_to_leave(member)
+            erase_record(member)
+        finally:
+            close_memory(member)
         if member.entry.is_at_path() and not member.backing.survivors(member.entry):
             unlink_entry(member)
+    except (OSError, ArenaError) as error:
+        log.warning("the entry %s stays until the next start takes it over: %s", member.entry.path, error)
     finally:
-        close_kept(member.memory_fd)
         close_entry(member.entry)
 
 
@@ -299,7 +301,7 @@ def erase_record(member: Member) -> None:
 
 def close_memory(member: Member) -> None:
     """Closes the memory: before the unlink, or a successor could create a second one while this one is held."""
-    close_kept(member.memory_fd)
+    member.backing.close(member.memory_fd)
     step("close_memory")
 
 
@@ -307,6 +309,7 @@ def unlink_entry(member: Member) -> None:
     """The last member removes the names, under the lock."""
     member.backing.remove()
     member.entry.unlink()
+    _remove_directory(member.wanted.directory)
     step("unlink_entry")
 
 
@@ -356,6 +359,7 @@ def _remove_if_dead(path: Path, backing: Backing, *, nonce: bytes | None) -> boo
             return False
         backing.remove()
         entry.unlink()
+        _remove_directory(path.parent)
         return True
     finally:
         entry.close()
@@ -363,6 +367,19 @@ def _remove_if_dead(path: Path, backing: Backing, *, nonce: bytes | None) -> boo
 
 def _make_directory(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
-    status = os.stat(path, follow_symlinks=False)
+    _check_directory(path)
+
+
+def _check_directory(path: Path) -> None:
+    """Also after the entry is open: the directory may have been removed, and made again by somebody else."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return  # nor is there an entry in it, which is looked at next
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise AttachError(f"{path} must be a directory of user {os.geteuid()} that nobody else can enter (0700)")
+
+
+def _remove_directory(path: Path) -> None:
+    with contextlib.suppress(OSError):  # other regions are in it
+        path.rmdir()

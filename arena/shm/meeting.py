@@ -1,0 +1,73 @@
+"""The barrier at the end of a region's construction: every process passes it exactly once, however it fails."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Callable
+
+from arena.errors import ArenaError
+from arena.shm import outcome, rendezvous
+from arena.shm.membership import Member, Wanted, step
+
+log = logging.getLogger("arena.shm")
+
+Barrier = Callable[[], None]
+"""Returns when every process of the instance has called it."""
+
+
+class Meeting:
+    """What one process says to the others, and learns from them, when it meets them at the barrier.
+
+    Call either `arrive` or `fail`, once.
+    """
+
+    def __init__(self, barrier: Barrier | None) -> None:
+        self._barrier = barrier
+        self.wanted: Wanted | None = None  # once it is known what to come for
+        self.member: Member | None = None  # once it has come in
+
+    def arrive(self, *, must_be_populated: bool) -> None:
+        """Passes the barrier, and raises if another process failed or the creator did not populate the memory."""
+        if self._barrier is None:
+            return
+        self._barrier()
+        step("pass_barrier")
+        if self.member is not None:
+            outcome.find_populated(self.member, must_be_populated=must_be_populated)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the others of this process's error and passes the barrier; nothing here hides that error."""
+        if self._barrier is None:
+            return
+        self._tell(error)
+        try:
+            self._barrier()
+        except Exception:
+            log.warning("the barrier failed too, after %r", error, exc_info=True)
+        step("pass_barrier")
+
+    def clear(self) -> None:
+        """Removes the failure from the entry, unless somebody is still to read it.  For a process that has left."""
+        if self.wanted is None or not self.wanted.leave_failure:
+            return
+        if self._barrier is not None:  # all have read it before they came to the barrier
+            _remove_failure(self.wanted)
+        else:
+            atexit.register(_remove_failure, self.wanted)
+
+    def _tell(self, error: BaseException) -> None:
+        try:
+            if self.member is not None:
+                outcome.population_fails(self.member, error)
+            elif self.wanted is not None:
+                rendezvous.report_failure(self.wanted, error)
+        except (OSError, ArenaError) as second:
+            log.warning("the other processes cannot be told of %r: %s", error, second)
+
+
+def _remove_failure(wanted: Wanted) -> None:
+    try:
+        rendezvous.remove_failure(wanted)
+    except (OSError, ArenaError) as error:
+        log.warning("a failure stays in %s until the next start: %s", wanted.path, error)
