@@ -21,13 +21,16 @@ _CLOSE_WAIT_S = 5.0
 class Deadline:
     """A point in time, or never; and when to say again that a wait is long."""
 
+    __slots__ = ("_end", "_said", "_start", "timeout_s")
+
     def __init__(self, timeout_s: float | None) -> None:
-        if timeout_s is not None and not timeout_s >= 0:
-            raise ValueError(f"timeout={timeout_s!r}: must be None or a number of seconds, not negative")
         self.timeout_s = timeout_s
-        self._start = time.monotonic()
-        self._end = None if timeout_s is None else self._start + timeout_s
-        self._next_warning = self._start + LONG_WAIT_S
+        self._start = self._said = 0.0
+        self._end: float | None = None
+        if timeout_s is not None:
+            if not timeout_s >= 0:
+                raise ValueError(f"timeout={timeout_s!r}: must be None or a number of seconds, not negative")
+            self._end = time.monotonic() + timeout_s
 
     def passed(self) -> bool:
         return self._end is not None and time.monotonic() >= self._end
@@ -38,15 +41,16 @@ class Deadline:
 
     def slice_us(self) -> int:
         """How long to sleep at most before looking around again."""
-        left = self.left_s()
-        return SLICE_US if left is None else min(SLICE_US, int(left * 1e6))
+        return SLICE_US if self._end is None else min(SLICE_US, int(1e6 * (self.left_s() or 0.0)))
 
     def waited_long_s(self) -> float | None:
-        """Once per minute of waiting: for how long by now."""
+        """Asked after each slice of a wait: once a minute, for how long it has lasted by now."""
         now = time.monotonic()
-        if now < self._next_warning:
+        if not self._start:
+            self._start = self._said = now
+        if now - self._said < LONG_WAIT_S:
             return None
-        self._next_warning = now + LONG_WAIT_S
+        self._said = now
         return now - self._start
 
 
@@ -62,13 +66,13 @@ class Endpoint:
         self.closed = False  # nothing more may start
         self._cancel = cancel  # ends a blocked native call, from any thread
         self._released = False  # the resources are gone
+        self._alive = segment.mapping.alive  # a page that outlives the mapping
         self._lock = threading.Lock()
         self._cancelling = threading.RLock()  # no cancel after the release: it would touch unmapped memory
         self._owner = 0  # the thread inside a call
 
-    @contextmanager
-    def call(self, deadline: Deadline) -> Iterator[None]:
-        """Around every call that uses the segment.
+    def enter(self, deadline: Deadline) -> None:
+        """Before every call that uses the segment; ``leave`` follows in a ``finally``.
 
         Raises:
             ForkedError: in a forked child.
@@ -76,41 +80,45 @@ class Endpoint:
             TimeoutError: another thread's call did not end in time.
             RuntimeError: from inside a call of the same thread (an object's reduction).
         """
-        self._check_usable()
+        self.check_usable()
+        if not self._lock.acquire(blocking=False):
+            self._wait_for_turn(deadline)
+        self._owner = threading.get_ident()
+        if self.closed:
+            self.leave()
+            self.check_usable()
+
+    def _wait_for_turn(self, deadline: Deadline) -> None:
         if self._owner == threading.get_ident():
             raise RuntimeError("a queue was used from inside its own enqueue or dequeue")
         left = deadline.left_s()
         if not self._lock.acquire(timeout=-1 if left is None else left):
             raise TimeoutError(f"another thread's call on this queue did not end within {deadline.timeout_s} s")
-        self._owner = threading.get_ident()
-        try:
-            self._check_usable()
-            yield
-        finally:
-            self._leave_call()
 
-    @contextmanager
-    def glance(self) -> Iterator[None]:
-        """Around a look at shared words that waits for no call: only the release waits for it."""
-        with self._cancelling:
-            self._check_usable()
-            yield
-
-    def _leave_call(self) -> None:
+    def leave(self) -> None:
+        """Ends what ``enter`` began, and does what a shutdown meanwhile left to do."""
         self._owner = 0
         self._lock.release()
         if self.closed and not self._released:
             self._release_once()
 
-    def _check_usable(self) -> None:
+    @contextmanager
+    def glance(self) -> Iterator[None]:
+        """Around a look at shared words that waits for no call: only the release waits for it."""
+        with self._cancelling:
+            self.check_usable()
+            yield
+
+    def check_usable(self) -> None:
+        """Raises Cancelled after shutdown, ForkedError in a forked child."""
         if self.closed:
             raise Cancelled("the queue was shut down")
-        if not self.segment.alive:
+        if not self._alive[0]:
             raise ForkedError("this queue was made before a fork: open its handle anew in the child")
 
     def shutdown(self) -> None:
         """Ends blocked calls and gives everything back; idempotent, from any thread or signal handler."""
-        if not self.segment.alive:
+        if not self._alive[0]:
             return
         self.closed = True
         if self._owner == threading.get_ident():

@@ -275,7 +275,9 @@ class SharedOffloadRegion:
         Tensors that somebody still holds stay valid: they keep the mapping.
         """
         self._base = None
-        self._finalizer()
+        if self._finalizer.alive:
+            membership.step("cleanup")
+            self._finalizer()
 
     def __enter__(self) -> Self:
         return self

@@ -68,7 +68,8 @@ class ReaderEnd(Endpoint):
     # ---- messages ---------------------------------------------------------------------------------------------
 
     def dequeue(self, deadline: Deadline, *, indefinite: bool) -> object:
-        with self.call(deadline):
+        self.enter(deadline)
+        try:
             if not self._ring.admitted:
                 self._wait_admission(deadline)
             self._wait_record(deadline, indefinite=indefinite)
@@ -76,11 +77,16 @@ class ReaderEnd(Endpoint):
                 return self._decoder.decode(*self._ring.record, self._receive)
             finally:
                 self._ring.finish()
+        finally:
+            self.leave()
 
     def wait_until_ready(self, deadline: Deadline) -> None:
-        with self.call(deadline):
+        self.enter(deadline)
+        try:
             if not self._ring.admitted:
                 self._wait_admission(deadline)
+        finally:
+            self.leave()
 
     def _wait_record(self, deadline: Deadline, *, indefinite: bool) -> None:
         while True:

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from arena.config import ArenaConfig
 from arena.endpoint import Deadline, Endpoint
 from arena.errors import Cancelled, CapacityError
 from arena.handle import Handle
-from arena.message import codec, outofband, pickling
+from arena.message import codec, outofband, pickling, tensors
 from arena.protocol.members import Members
 from arena.protocol.ring import Outcome, RingWriter, record_footprint
 from arena.protocol.slots import Refusal, SlotWriter
@@ -30,6 +29,9 @@ log = logging.getLogger("arena.queue")
 
 REAP_PERIOD_S = 0.05
 """How often a busy writer looks at its readers' pidfds (a microsecond); a blocked one does so at every slice."""
+
+JOIN_BYTES = 32 << 10
+"""A record below this is joined in Python and handed over as one piece: cheaper than a list of pieces."""
 
 
 class WriterEnd(Endpoint):
@@ -72,7 +74,8 @@ class WriterEnd(Endpoint):
     # ---- messages ---------------------------------------------------------------------------------------------
 
     def enqueue(self, obj: object, deadline: Deadline) -> None:
-        with self.call(deadline):
+        self.enter(deadline)
+        try:
             self._look_around(deadline)
             message = self._encoder.encode(obj)
             before = self._ring.position
@@ -83,12 +86,17 @@ class WriterEnd(Endpoint):
                     self._encoder.abort(message)
                 else:  # out, even if a signal's exception came right behind
                     self.slots.enqueue(message.slots, before)
+        finally:
+            self.leave()
 
     def loan(self, shape: Sequence[int], dtype: torch.dtype, deadline: Deadline) -> torch.Tensor:
+        if dtype not in tensors.DLPACK:
+            raise ValueError(f"dtype={dtype!r}: a loan has one of {', '.join(map(str, tensors.DLPACK))}")
         nbytes = torch.Size(shape).numel() * dtype.itemsize
         if nbytes <= 0:
             raise ValueError(f"shape={tuple(shape)}: a loan has at least one element")
-        with self.call(deadline):
+        self.enter(deadline)
+        try:
             self.slots.collect()
             slot = self.slots.claim(nbytes)
             if isinstance(slot, Refusal):
@@ -103,27 +111,32 @@ class WriterEnd(Endpoint):
                 raise CapacityError(f"no memory for a loan of {nbytes} bytes: {os.strerror(error)}")
             self.slots.loan(slot)
             return pickling.view_of(self.slots, slot, dtype, shape)
+        finally:
+            self.leave()
 
     def _send(self, message: pickling.Encoded, deadline: Deadline) -> None:
         self.slots.publish(message.slots, self._ring.members)
+        inline_bytes = sum([buffer.nbytes for buffer in message.inline])
         pickle_bytes = sum(map(len, message.pickle_parts))
-        payload_bytes = pickle_bytes + sum([buffer.nbytes for buffer in message.inline])
         grants = [self.slots.grant(slot) for slot in message.slots]
-        out_of_band = codec.header_bytes(len(grants), len(message.buffers)) + payload_bytes > self._record_bytes_max
-        flags = codec.OUT_OF_BAND if out_of_band else 0
-        header = codec.pack(codec.Header(flags, self._number, pickle_bytes, grants, message.buffers))
-        if out_of_band:
-            self._send_out_of_band(header, message, payload_bytes, deadline)
-        elif not message.inline:
-            self._publish([b"".join([header, *message.pickle_parts])], [], deadline)
-        else:
+        record_bytes = codec.header_bytes(len(grants), len(message.buffers)) + pickle_bytes + inline_bytes
+        flags = codec.OUT_OF_BAND if record_bytes > self._record_bytes_max else 0
+        header = codec.pack(flags, self._number, pickle_bytes, grants, message.buffers)
+        if flags:
+            self._send_out_of_band(header, message, pickle_bytes + inline_bytes, deadline)
+        elif inline_bytes or record_bytes > JOIN_BYTES:
             self._publish([header, *message.pickle_parts], message.inline, deadline)
+        else:
+            self._publish([b"".join([header, *message.pickle_parts])], [], deadline)
         self._number += 1
 
-    def _publish(self, parts: Sequence[Any], inline: Sequence[pickling.Inline], deadline: Deadline) -> None:
+    def _publish(self, parts: Sequence[bytes], inline: Sequence[pickling.Inline], deadline: Deadline) -> None:
         """One record into the ring, waiting for room as long as the deadline allows."""
-        pointers = [ffi.from_buffer(part) for part in parts] + [buffer.address for buffer in inline]
-        sizes = [len(part) for part in parts] + [buffer.nbytes for buffer in inline]
+        pointers = [ffi.from_buffer(part) for part in parts]
+        sizes = [len(part) for part in parts]
+        for buffer in inline:
+            pointers.append(buffer.address)
+            sizes.append(buffer.nbytes)
         while self._ring.send(pointers, sizes) is Outcome.NO_ROOM:
             self._wait_room(sum(sizes), deadline)
 
@@ -186,14 +199,20 @@ class WriterEnd(Endpoint):
     # ---- members ----------------------------------------------------------------------------------------------
 
     def wait_until_ready(self, deadline: Deadline) -> None:
-        with self.call(deadline):
+        self.enter(deadline)
+        try:
             self._wait_until_ready(deadline)
+        finally:
+            self.leave()
 
     def reap(self) -> int:
-        with self.call(Deadline(None)):
+        self.enter(Deadline(None))
+        try:
             before = self._members.deaths_total
             self._members.reap()
             return self._members.deaths_total - before
+        finally:
+            self.leave()
 
     def _look_around(self, deadline: Deadline) -> None:
         """Between two messages: joins, leaves and, now and then, deaths."""

@@ -88,7 +88,7 @@ def _cells(one: Figure) -> tuple[str, ...]:
         f"{one.value:.3g} {one.unit}",
         f"{one.low:.3g} - {one.high:.3g}",
         "" if one.limit is None else f"{one.limit:g} {one.unit}",
-        one.verdict + (" (noisy)" if one.noisy else ""),
+        f"{one.verdict} ({one.note})" if one.note else one.verdict,
         str(one.samples),
     )
 

@@ -1,9 +1,10 @@
 """Measuring on a machine that is never quite quiet.
 
 What is compared is measured in turns within one run, and only the ratio is judged. A sample during which the kernel
-took the processor away (`ru_nivcsw` of the thread) is dropped, its partner of the same round with it; if that leaves
-too few, all are used and the figure is marked as noisy. A ratio is the median of the rounds' ratios; next to it
-stand the quartiles.
+took the processor away (`ru_nivcsw` of the thread) is dropped, its partner of the same round with it, and rounds are
+added until enough are left. If the machine is too busy for that, the processor time of the measuring thread stands in
+for the wall time where all the work is that thread's, and otherwise all rounds are used; the figure then says so. A
+ratio is the median of the rounds' ratios; next to it stand the quartiles.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any
 
 from arena.tools.transports import now_ns
 
-CLEAN_MIN = 5
+CLEAN_MIN = 7
+ROUNDS_MORE = 3
+"""How many times the wanted rounds may be added in search of clean ones."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Sample:
 
     def until(self, end_ns: int) -> Sample:
         """The same with a later end, which another process has told."""
-        return replace(self, wall_ns=end_ns - self.start_ns)
+        return replace(self, wall_ns=end_ns - self.start_ns, cpu_ns=0)
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Figure:
     low: float
     high: float
     samples: int
-    noisy: bool = False
+    note: str = ""
 
     @property
     def verdict(self) -> str:
@@ -78,14 +81,20 @@ def interleaved(
     measurements: Sequence[Callable[[], Mapping[str, Sample]]], rounds: int, warm_up: int = 2
 ) -> dict[str, list[Sample]]:
     """Take all measurements in every round, in alternating order; the first rounds are thrown away."""
-    samples: dict[str, list[Sample]] = {}
+    taken: list[dict[str, Sample]] = []
     with collector_off():
-        for number in range(warm_up + rounds):
-            for measure in measurements if number % 2 else reversed(measurements):
-                for name, sample in measure().items():
-                    if number >= warm_up:
-                        samples.setdefault(name, []).append(sample)
-    return samples
+        for number in range(warm_up + rounds * (1 + ROUNDS_MORE)):
+            in_turn = measurements if number % 2 else measurements[::-1]
+            one = {name: sample for measure in in_turn for name, sample in measure().items()}
+            if number >= warm_up:
+                taken.append(one)
+            if len(taken) >= rounds and sum(map(_is_clean, taken)) >= min(CLEAN_MIN, rounds):
+                break
+    return {name: [one[name] for one in taken] for name in taken[0]}
+
+
+def _is_clean(samples: Mapping[str, Sample]) -> bool:
+    return not any(sample.disturbed for sample in samples.values())
 
 
 @contextmanager
@@ -99,20 +108,25 @@ def collector_off() -> Iterator[None]:
         gc.enable()
 
 
-def ratio(name: str, measured: Sequence[Sample], peer: Sequence[Sample], limit: float | None) -> Figure:
-    """Median of the rounds' ratios of wall times."""
+def ratio(
+    name: str, measured: Sequence[Sample], peer: Sequence[Sample], limit: float | None, *, one_thread: bool = False
+) -> Figure:
+    """Median of the rounds' ratios of wall times; with `one_thread` of processor times, if there is no quiet."""
     pairs = list(zip(measured, peer, strict=True))
-    clean = [pair for pair in pairs if not (pair[0].disturbed or pair[1].disturbed)]
-    noisy = len(clean) < min(CLEAN_MIN, len(pairs))
-    return figure(name, [a.wall_ns / b.wall_ns for a, b in (pairs if noisy else clean)], "x", limit, noisy)
+    clean = [a.wall_ns / b.wall_ns for a, b in pairs if not (a.disturbed or b.disturbed)]
+    if len(clean) >= min(CLEAN_MIN, len(pairs)):
+        return figure(name, clean, "x", limit)
+    if one_thread:
+        return figure(name, [a.cpu_ns / b.cpu_ns for a, b in pairs], "x", limit, "processor time")
+    return figure(name, [a.wall_ns / b.wall_ns for a, b in pairs], "x", limit, "noisy")
 
 
-def figure(name: str, values: Sequence[float], unit: str, limit: float | None, noisy: bool = False) -> Figure:
+def figure(name: str, values: Sequence[float], unit: str, limit: float | None, note: str = "") -> Figure:
     """The median of `values`, and their quartiles."""
     if len(values) == 1:
-        return Figure(name, values[0], unit, limit, values[0], values[0], 1, noisy)
+        return Figure(name, values[0], unit, limit, values[0], values[0], 1, note)
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Figure(name, middle, unit, limit, low, high, len(values), noisy)
+    return Figure(name, middle, unit, limit, low, high, len(values), note)
 
 
 def environment() -> dict[str, Any]:

@@ -74,7 +74,7 @@ def enqueue(bench: Bench) -> Iterator[Figure]:
     values = []
     for count in bench.scale.reader_counts:
         copies = _copies(bench, bench.scale.large_bytes, count)
-        one = ratio(f"{name}, {count} readers", copies.sent, copies.memcpy, limit=1.10)
+        one = ratio(f"{name}, {count} readers", copies.sent, copies.memcpy, limit=1.10, one_thread=True)
         values.append(one.value)
         yield one
     yield figure("the same, most ÷ least over the numbers of readers", [max(values) / min(values)], "x", 1.10)
@@ -93,10 +93,8 @@ def medium(bench: Bench) -> Iterator[Figure]:
     count = bench.scale.readers_many
     copies = _copies(bench, bench.scale.medium_bytes, count, rounds=4 * bench.scale.rounds)
     name = megabytes(bench.scale.medium_bytes)
-    yield ratio(f"enqueue {name} ÷ memcpy, {count} readers", copies.sent, copies.memcpy, limit=1.10)
-    yield ratio(
-        f"{name} until the last of {count} readers holds it ÷ memcpy", copies.arrived, copies.memcpy, limit=None
-    )
+    yield ratio(f"enqueue {name} ÷ memcpy, {count} readers", copies.sent, copies.memcpy, limit=1.10, one_thread=True)
+    yield ratio(f"{name} until the last of {count} readers holds it ÷ memcpy", copies.arrived, copies.memcpy, limit=None)
 
 
 def threads(bench: Bench) -> Iterator[Figure]:
@@ -308,7 +306,9 @@ def cold(bench: Bench) -> Iterator[Figure]:
             return {"copied": timed(populate_and_copy)}
 
     samples = interleaved([first_send, first_copy], bench.scale.segments, warm_up=1)
-    yield ratio(f"cold first {megabytes(nbytes)} ÷ (populate + memcpy)", samples["sent"], samples["copied"], 1.0)
+    yield ratio(
+        f"cold first {megabytes(nbytes)} ÷ (populate + memcpy)", samples["sent"], samples["copied"], 1.0, one_thread=True
+    )
 
 
 def lease(bench: Bench) -> Iterator[Figure]:

@@ -14,7 +14,7 @@ The grants stand outside the pickle, so that a reader that cannot unpickle a mes
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -36,6 +36,10 @@ class Kind(IntEnum):
     INLINE_BYTES = 1
     SLOT_TENSOR = 2
     SLOT_BYTES = 3
+    UNKNOWN = 4
+
+
+_KINDS = {int(kind): kind for kind in Kind if kind is not Kind.UNKNOWN}
 
 
 class Buffer(NamedTuple):
@@ -47,73 +51,70 @@ class Buffer(NamedTuple):
     nbytes: int
 
 
-class Header(NamedTuple):
-    """Everything of a record but its payload."""
-
-    flags: int
-    number: int
-    pickle_bytes: int
-    grants: Sequence[Grant]
-    buffers: Sequence[Buffer]
-
-
 def header_bytes(n_grants: int, n_buffers: int) -> int:
     """The length of a packed header."""
     return _HEADER.size + n_grants * _GRANT.size + n_buffers * _BUFFER.size
 
 
-def pack(header: Header) -> bytes:
+def pack(flags: int, number: int, pickle_bytes: int, grants: Sequence[Grant], buffers: Sequence[Buffer]) -> bytes:
     """The bytes of a header."""
-    fixed = _HEADER.pack(
-        header.flags, len(header.grants), len(header.buffers), 0, header.number, header.pickle_bytes
-    )
-    if not header.buffers:
+    fixed = _HEADER.pack(flags, len(grants), len(buffers), 0, number, pickle_bytes)
+    if not buffers:
         return fixed
-    grants = b"".join([_GRANT.pack(slot, 0, generation) for slot, generation in header.grants])
-    return fixed + grants + b"".join([_BUFFER.pack(*buffer) for buffer in header.buffers])
+    packed = [_GRANT.pack(slot, 0, generation) for slot, generation in grants]
+    return b"".join([fixed, *packed, *[_BUFFER.pack(*buffer) for buffer in buffers]])
 
 
-def unpack_grants(record: memoryview) -> list[Grant]:
-    """The grants of a record, as far as they can be read: first, because each is owed a release whatever else is wrong.
-
-    Raises:
-        CorruptError: the record is too short for the number of grants that it states.
-    """
-    n_grants, n_buffers = _counts(record)
-    end = _HEADER.size + n_grants * _GRANT.size
-    if len(record) < header_bytes(n_grants, n_buffers):
-        raise CorruptError(f"a record of {len(record)} bytes states {n_grants} grants and {n_buffers} buffers")
-    return [Grant(slot, generation) for slot, _, generation in _GRANT.iter_unpack(record[_HEADER.size : end])]
-
-
-def unpack(record: memoryview, grants: Sequence[Grant]) -> Header:
-    """The header of a record, checked against the record's length.
+class Record:
+    """A record as it lies in the ring.  Every number is checked before it is used.
 
     Raises:
-        CorruptError: the numbers cannot belong together.
+        CorruptError: the record is too short for what it states.
     """
-    flags, n_grants, n_buffers, _, number, pickle_bytes = _HEADER.unpack_from(record)
-    start = _HEADER.size + n_grants * _GRANT.size
-    end = header_bytes(n_grants, n_buffers)
-    try:
-        buffers = [
-            Buffer(Kind(kind), grant, offset, nbytes)
-            for kind, grant, offset, nbytes in _BUFFER.iter_unpack(record[start:end])
-        ]
-    except ValueError as error:
-        raise CorruptError(f"a record's buffer table: {error}") from None
-    for buffer in buffers:
-        if buffer.kind >= Kind.SLOT_TENSOR and buffer.grant >= n_grants:
-            raise CorruptError(f"a buffer lies in grant {buffer.grant} of {n_grants}")
-    inline = sum([buffer.nbytes for buffer in buffers if buffer.kind < Kind.SLOT_TENSOR])
-    payload = 0 if flags & OUT_OF_BAND else pickle_bytes + inline
-    if flags & ~_FLAGS or end + payload != len(record):
-        raise CorruptError(f"a record of {len(record)} bytes states flags {flags} and {end} + {payload} bytes")
-    return Header(flags, number, pickle_bytes, grants, buffers)
 
+    __slots__ = ("_bytes", "_n_buffers", "_n_grants", "flags", "number", "pickle_bytes")
 
-def _counts(record: memoryview) -> tuple[int, int]:
-    if len(record) < _HEADER.size:
-        raise CorruptError(f"a record of {len(record)} bytes is shorter than a header of {_HEADER.size}")
-    _, n_grants, n_buffers, _, _, _ = _HEADER.unpack_from(record)
-    return n_grants, n_buffers
+    def __init__(self, record: memoryview) -> None:
+        self._bytes = record
+        if len(record) < _HEADER.size:
+            raise CorruptError(f"a record of {len(record)} bytes is shorter than a header of {_HEADER.size}")
+        header = _HEADER.unpack_from(record)
+        self.flags, self._n_grants, self._n_buffers, _, self.number, self.pickle_bytes = header
+        if len(record) < header_bytes(self._n_grants, self._n_buffers) or self.flags & ~_FLAGS:
+            raise CorruptError(f"a record of {len(record)} bytes states {header}")
+
+    def grants(self) -> list[Grant]:
+        """What is owed a release, whatever else may be wrong with the record."""
+        if not self._n_grants:
+            return []
+        end = _HEADER.size + self._n_grants * _GRANT.size
+        return [Grant(slot, generation) for slot, _, generation in _GRANT.iter_unpack(self._bytes[_HEADER.size : end])]
+
+    def buffers(self) -> list[Buffer]:
+        """The buffer table.
+
+        Raises:
+            CorruptError: an entry is of no known kind, or lies in a grant that the record does not have.
+        """
+        if not self._n_buffers:
+            return []
+        start = _HEADER.size + self._n_grants * _GRANT.size
+        rows = _BUFFER.iter_unpack(self._bytes[start : start + self._n_buffers * _BUFFER.size])
+        buffers = [Buffer(_KINDS.get(kind, Kind.UNKNOWN), grant, offset, nbytes) for kind, grant, offset, nbytes in rows]
+        for buffer in buffers:
+            if buffer.kind is Kind.UNKNOWN or (buffer.kind >= Kind.SLOT_TENSOR and buffer.grant >= self._n_grants):
+                raise CorruptError(f"{buffer} in a record of {self._n_grants} grants")
+        return buffers
+
+    def payload(self, inline_bytes: Sequence[int]) -> Iterator[memoryview]:
+        """The pickle, then each inline buffer.
+
+        Raises:
+            CorruptError: the lengths do not add up to the record's.
+        """
+        start = header_bytes(self._n_grants, self._n_buffers)
+        if start + self.pickle_bytes + sum(inline_bytes) != len(self._bytes):
+            raise CorruptError(f"a record of {len(self._bytes)} bytes: {start} + {self.pickle_bytes} + {inline_bytes}")
+        for nbytes in (self.pickle_bytes, *inline_bytes):
+            yield self._bytes[start : start + nbytes]
+            start += nbytes

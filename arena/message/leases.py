@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from arena.errors import CorruptError
-from arena.message.codec import OUT_OF_BAND, Buffer, Header, Kind, unpack, unpack_grants
+from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
 from arena.message.tensors import BYTE, is_dense
 from arena.protocol.slots import Grant, SlotReader
 from arena.shm import layout
@@ -88,18 +88,23 @@ class Decoder:
             CorruptError: the record's numbers cannot belong together.
             whatever unpickling raises; every slot of the message is released in any case.
         """
-        record = memoryview(ffi.buffer(pointer, nbytes))
-        grants = unpack_grants(record)
+        record = Record(memoryview(ffi.buffer(pointer, nbytes)))
+        grants = record.grants()
+        if not grants:
+            return self._unpickle(record, [], receive)
         with self._opened(grants) as opened:
-            header = unpack(record, grants)
-            inline = [buffer for buffer in header.buffers if buffer.kind < Kind.SLOT_TENSOR]
-            if header.flags & OUT_OF_BAND:
-                payload, *frames = receive(header.number, 1 + len(inline))
-            else:
-                payload, *frames = _split(record, header, inline)
-            if [len(frame) for frame in frames] != [buffer.nbytes for buffer in inline]:
-                raise CorruptError("the inline buffers of a message have other lengths than its table says")
-            return pickle.loads(payload, buffers=self._buffers(header, opened, iter(frames)))
+            return self._unpickle(record, opened, receive)
+
+    def _unpickle(self, record: Record, opened: Sequence[tuple[Any, Any, int]], receive: Receive) -> object:
+        buffers = record.buffers()
+        inline_bytes = [buffer.nbytes for buffer in buffers if buffer.kind < Kind.SLOT_TENSOR]
+        if record.flags & OUT_OF_BAND:
+            payload, *inline = receive(record.number, 1 + len(inline_bytes))
+            if [len(frame) for frame in inline] != inline_bytes:
+                raise CorruptError(f"message {record.number} came out of band with other lengths than its record says")
+        else:
+            payload, *inline = record.payload(inline_bytes)
+        return pickle.loads(payload, buffers=self._buffers(buffers, opened, iter(inline)))
 
     @contextmanager
     def _opened(self, grants: Sequence[Grant]) -> Iterator[list[tuple[Any, Any, int]]]:
@@ -129,10 +134,10 @@ class Decoder:
         return c_grant, data, nbytes
 
     def _buffers(
-        self, header: Header, opened: Sequence[tuple[Any, Any, int]], inline: Iterator[memoryview]
+        self, buffers: Sequence[Buffer], opened: Sequence[tuple[Any, Any, int]], inline: Iterator[memoryview]
     ) -> Iterator[Any]:
         """What the pickle asks for, in its order."""
-        for buffer in header.buffers:
+        for buffer in buffers:
             if buffer.kind is Kind.INLINE_TENSOR:
                 yield InlineBytes(ffi.from_buffer(next(inline)), buffer.nbytes)
             elif buffer.kind is Kind.INLINE_BYTES:
@@ -150,11 +155,3 @@ class Decoder:
         if self._readonly:
             array.flags.writeable = False
         return array
-
-
-def _split(record: memoryview, header: Header, inline: Sequence[Buffer]) -> Iterator[memoryview]:
-    """The payload of a record: the pickle, then each inline buffer."""
-    start = len(record) - header.pickle_bytes - sum([buffer.nbytes for buffer in inline])
-    for nbytes in [header.pickle_bytes, *(buffer.nbytes for buffer in inline)]:
-        yield record[start : start + nbytes]
-        start += nbytes

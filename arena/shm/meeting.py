@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from arena.errors import ArenaError
-from arena.shm import outcome, rendezvous
+from arena.shm import leftovers, outcome, rendezvous
 from arena.shm.membership import Member, Wanted, step
 
 log = logging.getLogger("arena.shm")
@@ -45,7 +45,9 @@ class Meeting:
             self._barrier()
         except Exception:
             log.warning("the barrier failed too, after %r", error, exc_info=True)
-        step("pass_barrier")
+        if self.member is not None:
+            step("pass_barrier")
+            step("find_unpopulated")
 
     def clear(self) -> None:
         """Removes the failure from the entry, unless somebody is still to read it.  For a process that has left."""
@@ -68,6 +70,6 @@ class Meeting:
 
 def _remove_failure(wanted: Wanted) -> None:
     try:
-        rendezvous.remove_failure(wanted)
+        leftovers.remove_failure(wanted)
     except (OSError, ArenaError) as error:
         log.warning("a failure stays in %s until the next start: %s", wanted.path, error)

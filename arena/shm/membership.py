@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from arena.shm.backing import Backing, MemfdBacking, ShmBacking
-from arena.shm.capacity import SHM_DIRECTORY
+from arena.shm.directory import directory, entry_name
 from arena.shm.entry import Entry
 
 STEPS = (
@@ -30,11 +29,6 @@ def step(name: str) -> None:
     """Tells the hook that a step is done."""
     if step_hook is not None:
         step_hook(name)
-
-
-def directory() -> Path:
-    """The one directory for all processes of this user, whatever their environments say: two would split a region."""
-    return Path(SHM_DIRECTORY) / f"arena-{os.geteuid()}"
 
 
 @dataclass(frozen=True)
@@ -86,14 +80,6 @@ class Member:
     mapping: Any
     is_creator: bool
     pid: int = field(default_factory=os.getpid)
-
-
-def entry_name(engine_id: str) -> str:
-    """A file name for any engine id."""
-    name = quote(engine_id, safe="")
-    if len(name) > 150:
-        name = hashlib.blake2b(engine_id.encode(), digest_size=32).hexdigest()
-    return f"offload-{name}"
 
 
 def nonce_bytes(nonce: str | bytes | None) -> bytes:

@@ -97,9 +97,7 @@ def populate(
         OSError: the kernel refuses for another reason.
     """
     work = _Work(base, pieces(ranges), advise, touch)
-    helpers = [
-        threading.Thread(target=work.run, args=(policy,), name="arena-populate", daemon=True) for _ in range(threads)
-    ]
+    helpers = [threading.Thread(target=work.run, args=(policy,), name="arena-populate", daemon=True) for _ in range(threads)]
     started: list[threading.Thread] = []
     try:
         for helper in helpers:
@@ -178,15 +176,11 @@ class _Work:
         with self._changed:
             first, self._is_advice_known = self._is_advice_known, False
         if first:
-            log.warning(
-                "this kernel has no MADV_POPULATE_WRITE (it came with 5.14): touching each page, which is slower"
-            )
+            log.warning("this kernel has no MADV_POPULATE_WRITE (it came with 5.14): touching each page, which is slower")
 
 
 def _refusal(code: int, offset: int, nbytes: int) -> Exception:
     what = f"{nbytes} bytes at offset {offset} cannot be populated: {os.strerror(code)} (errno {code})"
     if code in (errno.ENOMEM, errno.EFAULT):
-        return CapacityError(
-            f"{what}; the machine, the container or the file system has no more memory: use fewer chunks"
-        )
+        return CapacityError(f"{what}; the machine, the container or the file system has no more memory: use fewer chunks")
     return OSError(code, what)

@@ -11,22 +11,21 @@ place, an unlink without the lock or before the memory is closed, and every form
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
 from arena.errors import ArenaError, AttachError, CapacityError
 from arena.shm import process
-from arena.shm.backing import HUGE_PAGE, Backing, MemfdBacking, ShmBacking, check_capacity
+from arena.shm.backing import HUGE_PAGE, Backing, check_capacity
 from arena.shm.descriptors import close_kept
+from arena.shm.directory import check_directory, make_directory, remove_directory
 from arena.shm.entry import NO_RANK, Entry, Record
 from arena.shm.layout import align
-from arena.shm.membership import Member, Wanted, directory, step
+from arena.shm.membership import Member, Wanted, step
 from arena.shm.native import ffi, lib
-from arena.shm.outcome import find_failed_creator, write_failure
+from arena.shm.outcome import find_failed_creator, status_of, write_failure
 
 log = logging.getLogger("arena.shm")
 
@@ -61,14 +60,14 @@ def join(wanted: Wanted) -> Member:
 def lock_entry(wanted: Wanted) -> Entry:
     """The entry that stands at the path, locked: from here on nobody else edits, replaces or unlinks it."""
     for _ in range(RETRIES_MAX):
-        _make_directory(wanted.directory)
+        make_directory(wanted.directory)
         try:
             entry = open_entry(wanted.path)
         except FileNotFoundError:  # the last member of another region has removed the empty directory
             continue
         try:
             lock(entry)
-            _check_directory(wanted.directory)
+            check_directory(wanted.directory)
             if path_is_this_file(entry):
                 return entry
         except BaseException:
@@ -107,17 +106,19 @@ def path_is_another_file(entry: Entry) -> None:
 
 def _attach(wanted: Wanted, backing: Backing, entry: Entry) -> Member | None:
     """Comes in through a live member; None if there is none."""
-    find_failed_creator(wanted, entry)
-    survivors = backing.survivors(entry)
-    find_other_instance(wanted, survivors)
-    for survivor in survivors:
+    for _ in range(RETRIES_MAX):
+        find_failed_creator(wanted, entry)
+        survivors = backing.survivors(entry)
+        if not survivors:
+            step("find_nobody")
+            return None
+        find_other_instance(wanted, survivors)
         step("find_live_member")
-        fd = attach_memory(wanted, backing, survivor)
+        fd = attach_memory(wanted, backing, survivors[0])
         if fd is not None:
             return append_record(wanted, backing, entry, fd)
         step("member_died_meanwhile")
-    step("find_nobody")
-    return None
+    raise AttachError(f"{RETRIES_MAX} members of {wanted.path} were alive and had no memory: report this")
 
 
 def find_other_instance(wanted: Wanted, survivors: list[Record]) -> None:
@@ -197,6 +198,7 @@ def memory_check_fails(wanted: Wanted, entry: Entry, error: BaseException) -> No
             write_failure(entry, wanted, error)
         else:
             entry.unlink()
+            remove_directory(wanted.directory)
     except (OSError, ArenaError) as second:  # the first error is the one that counts
         log.warning("region %r failed, and the others cannot be told: %s", wanted.engine_id, second)
     step("memory_check_fails")
@@ -272,7 +274,6 @@ def leave(member: Member) -> None:
     """Gives the place up; the last one to leave removes the name.  The caller has let go of views and mapping."""
     if member.pid != os.getpid():
         return  # a forked child has neither lock nor memory
-    step("cleanup")
     try:
         try:
             lock_to_leave(member)
@@ -309,7 +310,7 @@ def unlink_entry(member: Member) -> None:
     """The last member removes the names, under the lock."""
     member.backing.remove()
     member.entry.unlink()
-    _remove_directory(member.wanted.directory)
+    remove_directory(member.wanted.directory)
     step("unlink_entry")
 
 
@@ -321,6 +322,8 @@ def close_entry(entry: Entry) -> None:
 
 def report_failure(wanted: Wanted, error: BaseException) -> None:
     """Leaves the error of a process that did not become a member, so that all who meet at the barrier fail with it."""
+    if _is_failure_known(wanted):
+        return
     entry = lock_entry(wanted)
     try:
         write_failure(entry, wanted, error)
@@ -328,58 +331,12 @@ def report_failure(wanted: Wanted, error: BaseException) -> None:
         entry.close()
 
 
-def remove_failure(wanted: Wanted) -> None:
-    """Removes the failure that a process of this instance left, unless somebody lives who has yet to read it."""
-    _remove_if_dead(wanted.path, wanted.make_backing(), nonce=wanted.nonce)
-
-
-def remove_stale(where: Path | None = None) -> list[Path]:
-    """Removes what runs that are over have left, the memory of ``backing="shm"`` too; returns the entries removed."""
-    where = directory() if where is None else where
-    names = sorted(where.glob("offload-*")) if where.is_dir() else []
-    removed = []
-    for path in (name for name in names if name.suffix != ".data"):
-        data = path.with_name(path.name + ".data")
-        backing: Backing = ShmBacking(data) if data.exists() else MemfdBacking("")
-        if _remove_if_dead(path, backing, nonce=None):
-            removed.append(path)
-    return removed
-
-
-def _remove_if_dead(path: Path, backing: Backing, *, nonce: bytes | None) -> bool:
+def _is_failure_known(wanted: Wanted) -> bool:
     try:
-        entry = Entry.open(path, create=False)
+        entry = Entry.open(wanted.path, create=False)
     except FileNotFoundError:
         return False
     try:
-        entry.lock()
-        status = entry.read().status
-        wrong = nonce is not None and (status is None or status.nonce != nonce)
-        if wrong or not entry.is_at_path() or backing.survivors(entry):
-            return False
-        backing.remove()
-        entry.unlink()
-        _remove_directory(path.parent)
-        return True
+        return bool(status_of(entry, wanted).failure)
     finally:
         entry.close()
-
-
-def _make_directory(path: Path) -> None:
-    path.mkdir(mode=0o700, exist_ok=True)
-    _check_directory(path)
-
-
-def _check_directory(path: Path) -> None:
-    """Also after the entry is open: the directory may have been removed, and made again by somebody else."""
-    try:
-        status = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return  # nor is there an entry in it, which is looked at next
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise AttachError(f"{path} must be a directory of user {os.geteuid()} that nobody else can enter (0700)")
-
-
-def _remove_directory(path: Path) -> None:
-    with contextlib.suppress(OSError):  # other regions are in it
-        path.rmdir()
