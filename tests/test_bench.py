@@ -52,16 +52,30 @@ def sample(wall_ns: int, disturbed: bool = False) -> harness.Sample:
 
 
 def test_a_disturbed_round_is_dropped_with_its_partner() -> None:
-    measured = [sample(20)] * 6 + [sample(900, disturbed=True), sample(20)]
-    peer = [sample(10)] * 6 + [sample(10), sample(1, disturbed=True)]
+    measured = [sample(20)] * 7 + [sample(900, disturbed=True), sample(20)]
+    peer = [sample(10)] * 7 + [sample(10), sample(1, disturbed=True)]
     told = harness.ratio("r", measured, peer, limit=2.0)
-    assert (told.value, told.samples, told.noisy, told.verdict) == (2.0, 6, False, "met")
+    assert (told.value, told.samples, told.note, told.verdict) == (2.0, 7, "", "met")
 
 
 def test_with_too_few_clean_rounds_all_are_used_and_the_figure_says_so() -> None:
-    measured = [sample(20)] * 4 + [sample(60, disturbed=True)] * 5
-    told = harness.ratio("r", measured, [sample(10)] * 9, limit=2.0)
-    assert (told.value, told.samples, told.noisy, told.verdict) == (6.0, 9, True, "over")
+    measured = [sample(20)] * 6 + [sample(60, disturbed=True)] * 7
+    told = harness.ratio("r", measured, [sample(10)] * 13, limit=2.0)
+    assert (told.value, told.samples, told.note, told.verdict) == (6.0, 13, "noisy", "over")
+
+
+def test_without_quiet_processor_time_stands_in_for_the_work_of_one_thread() -> None:
+    measured = [harness.Sample(0, 900, 30, disturbed=True)] * 3
+    told = harness.ratio("r", measured, [sample(10)] * 3, limit=None, one_thread=True)
+    assert (told.value, told.note) == (3.0, "processor time")
+
+
+def test_rounds_are_added_until_enough_are_clean() -> None:
+    disturbed = iter([True] * 5 + [False] * 100)
+    taken = harness.interleaved([lambda: {"a": sample(1, next(disturbed))}], rounds=4, warm_up=1)
+    assert len(taken["a"]) == 8, "4 were disturbed after the warm-up, and 4 are wanted"
+    never = harness.interleaved([lambda: {"a": sample(1, disturbed=True)}], rounds=4, warm_up=1)
+    assert len(never["a"]) == 4 * (1 + harness.ROUNDS_MORE)
 
 
 def test_a_ratio_is_taken_round_by_round() -> None:
