@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing.util
 import os
 import random
 import shutil
@@ -128,6 +129,7 @@ def _is_ours(path: Path) -> bool:
 @pytest.fixture(scope="session", autouse=True)
 def _own_temporary_directory() -> Iterator[None]:
     """Runs side by side do not see one another's files; child processes inherit it."""
+    multiprocessing.util.get_temp_dir()  # its own is made first, elsewhere: it is removed after this one
     directory = tempfile.mkdtemp(prefix="at-")  # short: a socket's path has 108 bytes
     before, os.environ["TMPDIR"] = os.environ.get("TMPDIR"), directory
     tempfile.tempdir = None
@@ -138,6 +140,13 @@ def _own_temporary_directory() -> Iterator[None]:
         del os.environ["TMPDIR"]
     else:
         os.environ["TMPDIR"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _frozen_imports() -> None:
+    """What the imports left is never garbage: looking through it twice per test would take most of the run."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,208 @@
+"""Real reader processes and interpreters for the tests, always ended, and by their pid.
+
+Readers come from one forkserver per session that has torch and arena loaded: a new process takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+from arena import ArenaConfig, Handle, MessageQueue
+
+WATCHDOG_S = 120.0
+"""Ends a test that hangs; no test asks whether something was faster than this."""
+
+_PRELOAD = ["torch", "numpy", "arena", "support"]
+
+SMALL = ArenaConfig(capacity_bytes=8 << 20, slots=8, divert_bytes=4096)
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Waits for something that must come; how long it takes is no matter."""
+    deadline = time.monotonic() + WATCHDOG_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {WATCHDOG_S:.0f} s: {what}")
+        time.sleep(0.001)
+
+
+# ---- ends in this process -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def queue_of(
+    n_readers: int = 1, *, arena: ArenaConfig | None = SMALL, **options: Any
+) -> Iterator[tuple[MessageQueue, list[MessageQueue]]]:
+    """A writer and its readers, all in this process and joined."""
+    with ExitStack() as stack:
+        writer = stack.enter_context(MessageQueue(n_readers, n_readers, arena=arena, **options))
+        handle = writer.export_handle()
+        readers = [stack.enter_context(MessageQueue.create_from_handle(handle, rank)) for rank in range(n_readers)]
+        writer.wait_until_ready(WATCHDOG_S)
+        yield writer, readers
+
+
+# ---- readers in processes of their own ------------------------------------------------------------------------------
+
+
+class Side:
+    """What a function that runs in a reader's process is given: its queue, and what it keeps between calls."""
+
+    def __init__(self, queue: MessageQueue) -> None:
+        self.queue = queue
+        self.kept: dict[str, Any] = {}
+
+
+class RemoteError(Exception):
+    """A function failed in a reader's process; the text is its traceback."""
+
+
+class Reader:
+    """A reader in its own process, which runs one function after another.
+
+    The functions are module-level ones of ``support`` or of a module that is cheap to import; their first argument is the
+    ``Side``.
+    """
+
+    def __init__(self, handle: Handle, rank: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOAD)
+        self.rank = rank
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, handle, rank), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        pid = self.process.pid
+        if pid is None:
+            raise RuntimeError("the reader has not started")
+        return pid
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Has a function run; ``result`` waits for it."""
+        self._pipe.send((function, arguments))
+
+    def result(self) -> Any:
+        """What the started function returned; what it raised is raised here, with its traceback as a note."""
+        if not self._pipe.poll(WATCHDOG_S):
+            raise TimeoutError(f"reader {self.rank} (pid {self.pid}) gave no answer within {WATCHDOG_S:.0f} s")
+        answer, error = self._pipe.recv()
+        if error is not None:
+            raise error
+        return answer
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs a function there and returns what it returns."""
+        self.start(function, *arguments)
+        return self.result()
+
+    def end(self) -> None:
+        """Ends the process, by its pid, and waits until it is gone."""
+        if self.process.is_alive():
+            os.kill(self.pid, signal.SIGKILL)
+        self.process.join()
+        self.process.close()
+        self._pipe.close()
+
+
+def _serve(pipe: Connection, handle: Handle, rank: int) -> None:
+    side = Side(MessageQueue.create_from_handle(handle, rank))
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:  # the test has gone
+            return
+        try:
+            pipe.send((function(side, *arguments), None))
+        except Exception as error:
+            try:
+                pipe.send((None, error))
+            except Exception:  # it cannot be pickled
+                pipe.send((None, RemoteError(traceback.format_exc())))
+
+
+@contextmanager
+def readers_of(writer: MessageQueue, ranks: int) -> Iterator[list[Reader]]:
+    """That many reader processes, joined; ended however the test ends."""
+    readers: list[Reader] = []
+    try:
+        for rank in range(ranks):
+            readers.append(Reader(writer.export_handle(), rank))
+        writer.wait_until_ready(WATCHDOG_S)
+        yield readers
+    finally:
+        for reader in readers:
+            reader.end()
+
+
+# ---- what readers are asked to run ----------------------------------------------------------------------------------
+
+
+def dequeue(side: Side, timeout: float | None = WATCHDOG_S) -> Any:
+    """The next message, sent back by an ordinary pickle."""
+    return side.queue.dequeue(timeout)
+
+
+def hold(side: Side, name: str) -> None:
+    """Keeps the next message."""
+    side.kept[name] = side.queue.dequeue(WATCHDOG_S)
+
+
+def drop(side: Side, name: str) -> None:
+    """Lets a kept message go."""
+    del side.kept[name]
+
+
+def kept(side: Side, name: str) -> Any:
+    """A kept message, sent back by an ordinary pickle."""
+    return side.kept[name]
+
+
+def shutdown(side: Side) -> None:
+    side.queue.shutdown()
+
+
+# ---- interpreters ---------------------------------------------------------------------------------------------------
+
+
+def python(code: str, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a fresh interpreter, in which every warning is an error; killed if it hangs."""
+    command = [sys.executable, "-W", "error", "-c", code, *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=WATCHDOG_S, check=False)
+
+
+def in_thread(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Starts a function in a thread; calling the result waits for it and gives what it returned or raised."""
+    outcome: list[Any] = [None, None]
+
+    def work() -> None:
+        try:
+            outcome[0] = function()
+        except BaseException as error:
+            outcome[1] = error
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+
+    def join() -> Any:
+        thread.join(WATCHDOG_S)
+        if thread.is_alive():
+            raise TimeoutError(f"a thread did not end within {WATCHDOG_S:.0f} s")
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
+    return join
