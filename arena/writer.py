@@ -57,6 +57,7 @@ class WriterEnd(Endpoint):
         self.slots = SlotWriter(made)
         self._encoder = pickling.Encoder(self.slots, config.divert_bytes, config.copy_threads)
         self._record_bytes_max = max_chunk_bytes
+        self._plain_bytes_max = min(JOIN_BYTES, max_chunk_bytes - codec.header_bytes(0, 0))
         self._members = Members(self._ring, self.slots, ranks)
         self._was_ready = False
         self._next_reap = 0.0
@@ -115,20 +116,26 @@ class WriterEnd(Endpoint):
             self.leave()
 
     def _send(self, message: pickling.Encoded, deadline: Deadline) -> None:
-        self.slots.publish(message.slots, self._ring.members)
-        inline_bytes = sum([buffer.nbytes for buffer in message.inline])
         pickle_bytes = sum(map(len, message.pickle_parts))
+        if not message.buffers and pickle_bytes <= self._plain_bytes_max:
+            record = codec.pack_plain(self._number, pickle_bytes, message.pickle_parts)
+            while self._ring.send_bytes(record) is Outcome.NO_ROOM:
+                self._wait_room(len(record), deadline)
+        else:
+            self._send_with_buffers(message, pickle_bytes, deadline)
+        self._number += 1
+
+    def _send_with_buffers(self, message: pickling.Encoded, pickle_bytes: int, deadline: Deadline) -> None:
+        self.slots.publish(message.slots, self._ring.members)
         grants = [self.slots.grant(slot) for slot in message.slots]
-        record_bytes = codec.header_bytes(len(grants), len(message.buffers)) + pickle_bytes + inline_bytes
+        payload_bytes = pickle_bytes + sum([buffer.nbytes for buffer in message.inline])
+        record_bytes = codec.header_bytes(len(grants), len(message.buffers)) + payload_bytes
         flags = codec.OUT_OF_BAND if record_bytes > self._record_bytes_max else 0
         header = codec.pack(flags, self._number, pickle_bytes, grants, message.buffers)
         if flags:
-            self._send_out_of_band(header, message, pickle_bytes + inline_bytes, deadline)
-        elif inline_bytes or record_bytes > JOIN_BYTES:
-            self._publish([header, *message.pickle_parts], message.inline, deadline)
+            self._send_out_of_band(header, message, payload_bytes, deadline)
         else:
-            self._publish([b"".join([header, *message.pickle_parts])], [], deadline)
-        self._number += 1
+            self._publish([header, *message.pickle_parts], message.inline, deadline)
 
     def _publish(self, parts: Sequence[bytes], inline: Sequence[pickling.Inline], deadline: Deadline) -> None:
         """One record into the ring, waiting for room as long as the deadline allows."""

@@ -113,16 +113,21 @@ static inline void arena_hold_store_release(arena_word *w, uint64_t v) {
 /* ---- parking -------------------------------------------------------------------------------- */
 
 /* A park word is the futex word of one process: 1 = parked, set by its owner; 0 = not, stored by
- * the owner or exchanged in by a waker.  All its accesses are relaxed: the four fences below order
- * them against the positions, and the kernel re-reads the word under its own lock in futex_wait. */
+ * the owner or exchanged in by a waker.  All its accesses are relaxed: the fences below order them
+ * against the positions, and the kernel re-reads the word under its own lock in futex_wait. */
+
+/* [park.published] [park.consumed] [closed] owner: 1 before its re-check, 0 after its sleep;
+ * shutdown: 0.  x86: free. */
 static inline void arena_park_store_relaxed(arena_word32 *w, uint32_t v) {
     atomic_store_explicit(w, v, memory_order_relaxed);
 }
+/* [park.published] [park.consumed] waker: does the owner sleep?  x86: free. */
 static inline uint32_t arena_park_load_relaxed(arena_word32 *w) {
     return atomic_load_explicit(w, memory_order_relaxed);
 }
-/* A waker takes the flag *before* it wakes; only the one that gets 1 wakes.  Store 0 after the wake
- * instead: the owner parks again in between and its new flag is erased.  x86: XCHG. */
+/* [park.published] [park.consumed] [closed] A waker takes the flag *before* it wakes; only the one
+ * that gets 1 wakes.  Store 0 after the wake instead: the owner parks again in between and its new
+ * flag is erased.  x86: XCHG. */
 static inline uint32_t arena_park_exchange_relaxed(arena_word32 *w, uint32_t v) {
     return atomic_exchange_explicit(w, v, memory_order_relaxed);
 }
@@ -151,11 +156,14 @@ static inline void arena_fence_parked_to_consumed_seq_cst(void) {
 /* ---- membership and lifecycle --------------------------------------------------------------- */
 
 /* [member.claim] A reader takes its rank's entry with one compare-and-swap of the whole word (state,
- * pid and start time together, so that no death can leave half an entry).  Release: the writer that
- * sees the entry sees what the joiner did before.  x86: LOCK CMPXCHG. */
+ * pid and start time together, so that no death can leave half an entry).  Acquire: the joiner's own
+ * stores into its rows come after the zeroes of [member.reclaim], or the writer wipes out a hold.
+ * Stronger than needed: acquire is enough, since a joiner stores nothing before its claim that the
+ * writer reads.  Release keeps that right should a joiner ever do, at no cost on x86.  A claim that
+ * fails orders nothing.  x86: LOCK CMPXCHG. */
 static inline bool arena_member_cas_acq_rel(arena_word *w, uint64_t expected, uint64_t desired) {
     return atomic_compare_exchange_strong_explicit(w, &expected, desired, memory_order_acq_rel,
-                                                   memory_order_acquire);
+                                                   memory_order_relaxed);
 }
 /* [member.admit] writer: ring cursor and park word of the joiner, then JOINED.  [member.leave]
  * reader: its last consumed, then LEFT.  [member.reclaim] writer: done and hold rows zeroed, then
@@ -169,12 +177,20 @@ static inline uint64_t arena_member_load_acquire(arena_word *w) {
     return atomic_load_explicit(w, memory_order_acquire);
 }
 
-/* [closed] shutdown(): closed <- 1, then the park word <- 0, then wake, unconditionally.  seq_cst:
- * the owner that parked after it must see it in its re-check.  x86: XCHG. */
+/* [closed] shutdown(): closed <- 1, fence, park word <- 0, then wake, unconditionally.  Release: who
+ * sees closed sees the last published position.  Stronger than needed: release is enough beside the
+ * fence, and a shutdown is too rare to tell.  x86: XCHG. */
 static inline void arena_closed_store_seq_cst(arena_word32 *w, uint32_t v) {
     atomic_store_explicit(w, v, memory_order_seq_cst);
 }
-/* [closed] x86: free. */
+/* [closed] between closed <- 1 and park word <- 0.  Without it the 0 may arrive before closed does,
+ * however strong that store is (AArch64: a plain store passes an STLR): an owner that parks in
+ * between keeps its 1, still reads closed = 0, and sleeps through the shutdown.  x86: MFENCE or a
+ * locked instruction. */
+static inline void arena_fence_closed_to_parked_seq_cst(void) {
+    atomic_thread_fence(memory_order_seq_cst);
+}
+/* [closed] owner: its re-check, after park <- 1 and that fence.  x86: free. */
 static inline uint32_t arena_closed_load_acquire(arena_word32 *w) {
     return atomic_load_explicit(w, memory_order_acquire);
 }

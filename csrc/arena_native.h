@@ -98,6 +98,7 @@ int64_t arena_ring_reserve(arena_ring_writer *w, uint64_t nbytes);
 void arena_ring_write(arena_ring_writer *w, uint64_t nbytes, char **parts, const uint64_t *sizes, uint32_t n_parts);
 void arena_ring_publish(arena_ring_writer *w, uint64_t nbytes);
 void arena_ring_wake_readers(arena_ring_writer *w);
+int arena_ring_send_bytes(arena_ring_writer *w, char *record, uint64_t nbytes);
 int arena_ring_send(arena_ring_writer *w, uint64_t nbytes, char **parts, const uint64_t *sizes, uint32_t n_parts);
 void arena_ring_writer_park(arena_ring_writer *w);
 int arena_ring_writer_recheck(arena_ring_writer *w, uint64_t nbytes);

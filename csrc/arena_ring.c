@@ -103,6 +103,10 @@ int arena_ring_send(arena_ring_writer *w, uint64_t nbytes, char **parts, const u
     return ARENA_OK;
 }
 
+int arena_ring_send_bytes(arena_ring_writer *w, char *record, uint64_t nbytes) {
+    return arena_ring_send(w, nbytes, &record, &nbytes, 1);
+}
+
 void arena_ring_writer_park(arena_ring_writer *w) {
     STEP(park_store);
     arena_park_store_relaxed(&header_of(w->m)->writer_park, 1);

@@ -14,7 +14,7 @@ The grants stand outside the pickle, so that a reader that cannot unpickle a mes
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -56,11 +56,14 @@ def header_bytes(n_grants: int, n_buffers: int) -> int:
     return _HEADER.size + n_grants * _GRANT.size + n_buffers * _BUFFER.size
 
 
+def pack_plain(number: int, pickle_bytes: int, parts: Iterable[bytes]) -> bytes:
+    """A whole record without buffers, in one piece."""
+    return b"".join([_HEADER.pack(0, 0, 0, 0, number, pickle_bytes), *parts])
+
+
 def pack(flags: int, number: int, pickle_bytes: int, grants: Sequence[Grant], buffers: Sequence[Buffer]) -> bytes:
     """The bytes of a header."""
     fixed = _HEADER.pack(flags, len(grants), len(buffers), 0, number, pickle_bytes)
-    if not buffers:
-        return fixed
     packed = [_GRANT.pack(slot, 0, generation) for slot, generation in grants]
     return b"".join([fixed, *packed, *[_BUFFER.pack(*buffer) for buffer in buffers]])
 
@@ -82,6 +85,14 @@ class Record:
         self.flags, self._n_grants, self._n_buffers, _, self.number, self.pickle_bytes = header
         if len(record) < header_bytes(self._n_grants, self._n_buffers) or self.flags & ~_FLAGS:
             raise CorruptError(f"a record of {len(record)} bytes states {header}")
+
+    def plain_pickle(self) -> memoryview | None:
+        """The pickle of a record that has nothing else."""
+        if self._n_grants or self._n_buffers or self.flags:
+            return None
+        if _HEADER.size + self.pickle_bytes != len(self._bytes):
+            raise CorruptError(f"a record of {len(self._bytes)} bytes states a pickle of {self.pickle_bytes}")
+        return self._bytes[_HEADER.size :]
 
     def grants(self) -> list[Grant]:
         """What is owed a release, whatever else may be wrong with the record."""

@@ -89,10 +89,10 @@ class Decoder:
             whatever unpickling raises; every slot of the message is released in any case.
         """
         record = Record(memoryview(ffi.buffer(pointer, nbytes)))
-        grants = record.grants()
-        if not grants:
-            return self._unpickle(record, [], receive)
-        with self._opened(grants) as opened:
+        plain = record.plain_pickle()
+        if plain is not None:
+            return pickle.loads(plain)
+        with self._opened(record.grants()) as opened:
             return self._unpickle(record, opened, receive)
 
     def _unpickle(self, record: Record, opened: Sequence[tuple[Any, Any, int]], receive: Receive) -> object:

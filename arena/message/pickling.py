@@ -4,7 +4,8 @@ Large buffers are diverted into the arena while the object is pickled; what is d
 
 Choices, each measured (docs/performance.md): a per-pickler ``dispatch_table`` (other objects pay nothing, unlike
 ``reducer_override`` or ``persistent_id``), copied from ``copyreg``'s per message (0.1 us; a cached copy misses later
-registrations); a sink whose ``write`` is ``list.append`` (the C pickler hands large ``bytes`` over by identity).
+registrations); one pickler for many messages; a sink whose ``write`` is ``list.append`` (the C pickler hands large
+``bytes`` over by identity).
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from arena.shm.native import capsule_to_tensor, ffi, lib, shape_of
 
 log = logging.getLogger("arena.message")
 
+REUSE_BYTES = 64 << 10
+"""A pickler is used again (making one costs as much as pickling 1 KB), unless a large pickle has blown up its memo."""
+
 SMALL = "small"
 UNSUPPORTED = "unsupported"
 
@@ -39,7 +43,6 @@ class Inline(NamedTuple):
     keepalive: object
 
 
-@dataclass
 class Encoded:
     """A pickled message, before it is sent or aborted.
 
@@ -50,10 +53,16 @@ class Encoded:
         slots: the slots that it holds, one per grant.
     """
 
-    pickle_parts: list[Any] = field(default_factory=list)
-    buffers: list[Buffer] = field(default_factory=list)
-    inline: list[Inline] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
+    __slots__ = ("buffers", "inline", "pickle_parts", "slots")
+
+    def __init__(self) -> None:
+        self.pickle_parts: list[bytes] = []
+        self.buffers: list[Buffer] = []
+        self.inline: list[Inline] = []
+        self.slots: list[int] = []
+
+
+_NO_MESSAGE = Encoded()
 
 
 @dataclass
@@ -89,7 +98,9 @@ class Encoder:
         self._slots = slots
         self._divert_bytes = divert_bytes
         self._copy_threads = copy_threads
-        self._message = Encoded()
+        self._parts: list[bytes] = []
+        self._pickler: pickle.Pickler | None = None
+        self._message = _NO_MESSAGE
         self._collected = False  # this message has looked for free slots
         self._marker = pickle.PickleBuffer(bytearray())  # stands in the pickle where a tensor's bytes were placed
         self._placed: Buffer | None = None  # by reduce_tensor, for the callback that follows at once
@@ -103,7 +114,7 @@ class Encoder:
         """
         message = self._message = Encoded()
         self._collected = False
-        pickler = pickle.Pickler(_Sink(message.pickle_parts.append), protocol=5, buffer_callback=self._buffer)
+        pickler, self._pickler = self._pickler or self._new_pickler(), None  # after an error it is not used again
         table: dict[type, Callable[[Any], Any]] = copyreg.dispatch_table.copy()
         table[torch.Tensor] = self._reduce_tensor
         table[torch.nn.Parameter] = self._reduce_parameter
@@ -114,8 +125,17 @@ class Encoder:
             self.abort(message)
             raise
         finally:
-            self._message = Encoded()
+            self._message = _NO_MESSAGE  # which would keep the caller's buffers alive
+        message.pickle_parts = self._parts.copy()
+        self._parts.clear()
+        if sum(map(len, message.pickle_parts)) < REUSE_BYTES:
+            pickler.clear_memo()
+            self._pickler = pickler
         return message
+
+    def _new_pickler(self) -> pickle.Pickler:
+        self._parts = []
+        return pickle.Pickler(_Sink(self._parts.append), protocol=5, buffer_callback=self._buffer)
 
     def abort(self, message: Encoded) -> None:
         """Gives the slots of a message that will not go out back."""

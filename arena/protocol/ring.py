@@ -67,6 +67,11 @@ class RingWriter:
         """reserve, write, publish and wake_readers: OK, or NO_ROOM with nothing changed."""
         return self._checked(lib.arena_ring_send(self._ring, sum(sizes), parts, sizes, len(parts)))
 
+    def send_bytes(self, record: bytes) -> Outcome:
+        """``send`` of a record that is one piece."""
+        code = lib.arena_ring_send_bytes(self._ring, record, len(record))
+        return Outcome.OK if code == 0 else self._checked(code)
+
     # ---- waiting for room -------------------------------------------------------------------------------------
 
     def park(self) -> None:
