@@ -1,0 +1,285 @@
+"""Real processes that construct offload regions as a test tells them: step by step, together, or to their death."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+from unittest import mock
+
+from arena.errors import CapacityError
+from arena.offload import SharedOffloadRegion
+from arena.shm import membership
+from arena.shm.directory import directory, entry_name
+
+WATCHDOG_S = 60.0
+ROWS = 4
+PAGE = 4096
+RANKS = 8
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["arena.offload"])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a process is to construct, and what is to happen to it on the way."""
+
+    engine_id: str
+    rank: int | None = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    barrier: bool = False
+    delay_s: float = 0.0
+    kill_at: str | None = None
+    break_at: str | None = None  # a function, by its full name, that fails
+    check_error: str | None = None
+    driven: bool = False  # stop after each step until told to go on
+    cpu_page_size: int = PAGE
+    row_bytes: int = PAGE * RANKS
+
+
+@dataclass
+class Outcome:
+    """How it went."""
+
+    died: bool = False
+    error: str = ""  # its type
+    text: str = ""
+    barrier_calls: int = 0
+    is_creator: bool = False
+    memory: tuple[int, int] = (0, 0)
+    began: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def is_in(self) -> bool:
+        return not self.died and not self.error
+
+
+class Worker:
+    """A process that constructs regions, one at a time, and keeps the last one."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = _context.Pipe()
+        self.process = _context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.pid = self.process.pid
+
+    def tell(self, command: str, *args: Any) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send((command, *args))
+
+    def hear(self) -> Any:
+        """The next message; None if the process has died."""
+        if not self.connection.poll(WATCHDOG_S):
+            raise AssertionError(f"process {self.pid} said nothing for {WATCHDOG_S} s")
+        try:
+            return self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join(WATCHDOG_S)
+            return None
+
+    def ask(self, command: str, *args: Any) -> Any:
+        self.tell(command, *args)
+        return self.hear()
+
+    def kill(self) -> None:
+        assert self.pid is not None
+        os.kill(self.pid, signal.SIGKILL)
+        self.process.join(WATCHDOG_S)
+
+    def end(self) -> None:
+        self.connection.close()
+        self.process.join(WATCHDOG_S)
+        if self.process.is_alive():
+            self.kill()
+        self.process.close()
+
+
+@contextlib.contextmanager
+def workers(count: int) -> Iterator[list[Worker]]:
+    """Processes that end with the block, however it ends."""
+    started: list[Worker] = []
+    try:
+        started.extend(Worker() for _ in range(count))
+        yield started
+    finally:
+        for each in started:
+            each.end()
+
+
+def construct(plans: Sequence[tuple[Worker, Plan]], *, barrier: str = "passes") -> list[Outcome]:
+    """All at once; the barrier opens when all who live have come, and then it passes or breaks."""
+    for worker, plan in plans:
+        worker.tell("construct", plan)
+    outcomes = {worker: Outcome() for worker, _ in plans}
+    busy, at_barrier = set(outcomes), set()
+    while busy:
+        ready = wait([worker.connection for worker in busy - at_barrier], WATCHDOG_S)
+        if not ready and busy != at_barrier:
+            raise AssertionError(f"processes {[worker.pid for worker in busy - at_barrier]} hang")
+        for worker in [each for each in busy if each.connection in ready]:
+            message = worker.hear()
+            if message == "barrier":
+                outcomes[worker].barrier_calls += 1
+                at_barrier.add(worker)
+                continue
+            busy.discard(worker)
+            if message is None:
+                outcomes[worker].died = True
+            else:
+                message.barrier_calls = outcomes[worker].barrier_calls
+                outcomes[worker] = message
+        if busy and busy == at_barrier:
+            for worker in at_barrier:
+                worker.tell(barrier)
+            at_barrier = set()
+    return list(outcomes.values())
+
+
+def entry_of(engine_id: str) -> str:
+    return str(directory() / entry_name(engine_id))
+
+
+def what_is_left(engine_id: str) -> list[str]:
+    """Names of an engine's that are still there."""
+    path = entry_of(engine_id)
+    return [name for name in (path, path + ".data") if os.path.exists(name)]
+
+
+def run(function: Callable[..., None], *args: Any) -> tuple[int | None, str]:
+    """A function in a process of its own: how it ended, and what it said on standard error."""
+    with tempfile.NamedTemporaryFile("r") as said:
+        process = _context.Process(target=_run, args=(said.name, function, args))
+        process.start()
+        process.join(WATCHDOG_S)
+        try:
+            return process.exitcode, said.read()
+        finally:
+            process.kill()
+            process.join()
+            process.close()
+
+
+# ---- in the process
+
+
+def _run(said: str, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+    os.dup2(os.open(said, os.O_WRONLY), 2)
+    function(*args)
+
+
+def enter_pid_namespace() -> bool:
+    """Go on as process 1 of a new PID namespace with its own /proc; the old process waits.  False: not allowed here."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_pid, new_mount, private = 0x20000000, 0x20000, (1 << 18) | (1 << 14)
+    if libc.unshare(new_pid | new_mount) or libc.mount(None, b"/", None, private, None):
+        return False
+    child = os.fork()
+    if child:
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return bool(libc.mount(b"proc", b"/proc", b"proc", 0, None) == 0)
+
+
+def _serve(connection: Connection) -> None:
+    child = _Child(connection)
+    while True:
+        try:
+            command, *args = connection.recv()
+        except (EOFError, OSError):
+            child.forget()
+            return
+        connection.send(getattr(child, command)(*args))
+
+
+class _Child:
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.region: SharedOffloadRegion | None = None
+        self.view: Any = None
+        self.plan = Plan("")
+        membership.step_hook = self.after_step
+        self.kill_at: str | None = None
+
+    def after_step(self, name: str) -> None:
+        if name == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.plan.driven:
+            self.connection.send(name)
+            self.connection.recv()
+
+    def barrier(self) -> None:
+        self.connection.send("barrier")
+        if self.connection.recv()[0] == "breaks":
+            raise RuntimeError("the barrier broke")
+
+    def check(self, nbytes: int) -> None:
+        if self.plan.check_error is not None:
+            raise CapacityError(self.plan.check_error)
+
+    def construct(self, plan: Plan) -> Outcome:
+        self.plan, self.kill_at = plan, plan.kill_at
+        barrier = (lambda: None) if plan.driven else self.barrier
+        time.sleep(plan.delay_s)
+        began = time.monotonic()
+        broken: Any = contextlib.nullcontext()
+        if plan.break_at is not None:
+            broken = mock.patch(plan.break_at, side_effect=OSError(28, f"broken on purpose in rank {plan.rank}"))
+        try:
+            with broken:
+                self.region = SharedOffloadRegion(
+                    plan.engine_id,
+                    ROWS,
+                    plan.rank,
+                    plan.row_bytes,
+                    plan.cpu_page_size,
+                    barrier if plan.barrier else None,
+                    creator_memory_check=self.check,
+                    **plan.options,
+                )
+        except Exception as error:
+            return Outcome(error=type(error).__name__, text=str(error), began=began, ended=time.monotonic())
+        status = os.fstat(self.region._use().member.memory_fd)
+        memory = (status.st_dev, status.st_ino)
+        return Outcome(is_creator=self.region.is_creator, memory=memory, began=began, ended=time.monotonic())
+
+    def sign(self, value: int) -> int:
+        """Fill all that is this rank's."""
+        assert self.region is not None
+        if self.view is None:
+            self.view = self.region.create_next_worker_view(self.plan.cpu_page_size)
+        self.view.fill_(value)
+        return value
+
+    def look(self) -> list[int]:
+        """The first byte of each rank's part of the last row."""
+        assert self.region is not None
+        return [int(byte) for byte in self.region.base_tensor.view(ROWS, -1)[-1, :: self.plan.cpu_page_size]]
+
+    def cleanup(self, kill_at: str | None = None) -> float:
+        self.kill_at = kill_at
+        began = time.monotonic()
+        self.view = None
+        if self.region is not None:
+            self.region.cleanup()
+        self.region = None
+        return began
+
+    def forget(self) -> None:
+        self.plan, self.kill_at = Plan(""), None
+        with contextlib.suppress(OSError):
+            self.cleanup()
+
+
+def random_delay(rng: random.Random) -> float:
+    return rng.choice((0.0, 0.0, rng.random() * 0.004))

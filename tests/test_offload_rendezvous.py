@@ -1,0 +1,469 @@
+"""The rendezvous with real processes: they race, they die at every step, and the code takes the model's steps."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from offload_support import (
+    Plan,
+    Worker,
+    construct,
+    enter_pid_namespace,
+    entry_of,
+    random_delay,
+    run,
+    what_is_left,
+    workers,
+)
+
+from arena.errors import AttachError, ForkedError
+from arena.offload import SharedOffloadRegion
+from arena.shm import leftovers, membership
+from arena.shm.backing import MemfdBacking
+from arena.shm.directory import directory
+from arena.shm.entry import STATUS_BYTES, Entry, Record, Status
+from spec.models.rendezvous_steps import RECOMMENDED
+
+
+@pytest.fixture
+def engine_id() -> Iterator[str]:
+    """A name of this test's own, gone at its end."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    yield name
+    assert what_is_left(name) == []
+
+
+def region(engine_id: str, rank: int | None = 0, **options: object) -> SharedOffloadRegion:
+    return SharedOffloadRegion(engine_id, 2, rank, 4 * 4096, 4096, **options)  # type: ignore[arg-type]
+
+
+def test_the_steps_are_those_of_the_model() -> None:
+    assert set(membership.STEPS) == {each.function for each in RECOMMENDED} - {None}
+
+
+# ---- races
+
+
+def one_round(pool: list[Worker], engine_id: str, nonce: str, rng: random.Random) -> None:
+    """A few processes come at once; all are in one memory; all leave at once."""
+    for place, each in enumerate(pool):
+        if not each.process.is_alive():
+            each.end()
+            pool[place] = Worker()
+    chosen = rng.sample(pool, rng.randint(2, len(pool)))
+    plans = [(each, Plan(engine_id, rank, {"nonce": nonce}, delay_s=random_delay(rng))) for rank, each in enumerate(chosen)]
+    outcomes = construct(plans)
+    assert all(each.is_in for each in outcomes), outcomes
+    assert len({each.memory for each in outcomes}) == 1, outcomes
+    assert sum(each.is_creator for each in outcomes) == 1
+    for value, each in enumerate(chosen):
+        each.tell("sign", value + 1)
+    assert [each.hear() for each in chosen] == [value + 1 for value in range(len(chosen))]
+    seen = [value + 1 for value in range(len(chosen))] + [0] * (8 - len(chosen))
+    for each in chosen:
+        assert each.ask("look") == seen
+    for each in chosen:
+        each.tell("cleanup")
+    for each in chosen:
+        assert each.hear() is not None
+    assert what_is_left(engine_id) == []
+
+
+def race(engine_id: str, seed: int, rounds: int) -> None:
+    rng = random.Random(seed)
+    with workers(8) as pool:
+        for number in range(rounds):
+            one_round(pool, engine_id, str(number), rng)
+
+
+def test_processes_that_race_meet_in_one_memory(engine_id: str, seed: int) -> None:
+    race(engine_id, seed, 30)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1200)
+def test_a_thousand_races(engine_id: str, seed: int) -> None:
+    race(engine_id, seed, 1000)
+
+
+def deadly_round(pool: list[Worker], engine_id: str, nonce: str, rng: random.Random) -> None:
+    """The same, but some are killed at a random step on the way in, and members leave while others come."""
+    plans = []
+    for rank, place in enumerate(rng.sample(range(len(pool)), rng.randint(2, len(pool)))):
+        if not pool[place].process.is_alive():
+            pool[place].end()
+            pool[place] = Worker()
+        kill_at = rng.choice((None, None, rng.choice(membership.STEPS)))
+        plan = Plan(engine_id, rank, {"nonce": nonce}, delay_s=random_delay(rng), kill_at=kill_at)
+        plans.append((pool[place], plan))
+    outcomes = construct(plans)
+    alive = [(worker, each) for (worker, _), each in zip(plans, outcomes, strict=True) if not each.died]
+    assert all(each.is_in for _, each in alive), outcomes
+    # All who live are in now, so two memories would be a split at this moment.
+    assert len({each.memory for _, each in alive}) <= 1, outcomes
+    for worker, _ in alive:
+        worker.tell("cleanup", rng.choice((None, None, rng.choice(membership.STEPS))))
+    for worker, _ in alive:
+        worker.hear()
+
+
+def deadly_race(engine_id: str, seed: int, rounds: int) -> None:
+    rng = random.Random(seed)
+    with workers(6) as pool:
+        for number in range(rounds):
+            deadly_round(pool, engine_id, str(number), rng)
+            assert len(what_is_left(engine_id)) <= 1
+    with region(engine_id):  # takes over whatever the last round left
+        pass
+
+
+def test_processes_that_die_on_the_way_split_nobody(engine_id: str, seed: int) -> None:
+    deadly_race(engine_id, seed, 30)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1200)
+def test_a_thousand_deadly_races(engine_id: str, seed: int) -> None:
+    deadly_race(engine_id, seed, 1000)
+
+
+# ---- death at every step
+
+COMING_AS_CREATOR = (
+    "open_entry", "lock", "path_is_this_file", "find_nobody", "create_memory", "truncate_entry", "write_record",
+    "unlock",
+)  # fmt: skip
+COMING_AS_JOINER = (
+    "open_entry", "lock", "path_is_this_file", "find_live_member", "attach_memory", "append_record", "unlock",
+)  # fmt: skip
+LEAVING = ("cleanup", "lock_to_leave", "erase_record", "close_memory", "close_entry")
+LEAVING_LAST = (*LEAVING[:-1], "unlink_entry", "close_entry")
+
+
+def assert_a_new_start_works(engine_id: str, backing: str) -> None:
+    """At once, with another nonce, and with nothing of the dead instance's in it."""
+    left = what_is_left(engine_id)
+    assert os.path.getsize(entry_of(engine_id)) <= 4096 if entry_of(engine_id) in left else True
+    if backing == "memfd":
+        assert entry_of(engine_id) + ".data" not in left
+    with region(engine_id, nonce="the next one", backing=backing) as new:
+        assert new.is_creator
+        assert not new.base_tensor.any()
+
+
+@pytest.mark.parametrize("backing", ["memfd", "shm"])
+@pytest.mark.parametrize("step", COMING_AS_CREATOR)
+def test_a_creator_killed_on_the_way_in_costs_nobody_anything(engine_id: str, step: str, backing: str) -> None:
+    options = {"nonce": "one", "backing": backing}
+    with workers(3) as (creator, joiner, late):
+        (outcome,) = construct([(creator, Plan(engine_id, 0, options, kill_at=step))])
+        assert outcome.died, f"no such step: {step}"
+        outcomes = construct([(joiner, Plan(engine_id, 1, options)), (late, Plan(engine_id, 0, options))])
+        assert all(each.is_in for each in outcomes), outcomes
+        assert outcomes[0].memory == outcomes[1].memory
+        joiner.kill()
+        late.kill()
+        assert_a_new_start_works(engine_id, backing)
+
+
+@pytest.mark.parametrize("backing", ["memfd", "shm"])
+@pytest.mark.parametrize("step", COMING_AS_JOINER)
+def test_a_joiner_killed_on_the_way_in_costs_nobody_anything(engine_id: str, step: str, backing: str) -> None:
+    options = {"nonce": "one", "backing": backing}
+    with workers(3) as (creator, joiner, late):
+        (first,) = construct([(creator, Plan(engine_id, 0, options))])
+        (outcome,) = construct([(joiner, Plan(engine_id, 1, options, kill_at=step))])
+        assert outcome.died, f"no such step: {step}"
+        (again,) = construct([(late, Plan(engine_id, 1, options))])
+        assert again.is_in
+        assert again.memory == first.memory
+        creator.kill()
+        late.kill()
+        assert_a_new_start_works(engine_id, backing)
+
+
+@pytest.mark.parametrize("backing", ["memfd", "shm"])
+@pytest.mark.parametrize("step", LEAVING_LAST)
+def test_the_last_member_killed_on_the_way_out_leaves_nothing_in_the_way(engine_id: str, step: str, backing: str) -> None:
+    with workers(1) as (only,):
+        construct([(only, Plan(engine_id, 0, {"backing": backing}))])
+        assert only.ask("cleanup", step) is None, f"no such step: {step}"
+        assert_a_new_start_works(engine_id, backing)
+
+
+@pytest.mark.parametrize("backing", ["memfd", "shm"])
+@pytest.mark.parametrize("step", LEAVING)
+def test_a_creator_killed_on_the_way_out_leaves_the_memory_to_the_others(engine_id: str, step: str, backing: str) -> None:
+    options = {"nonce": "one", "backing": backing}
+    with workers(3) as (creator, joiner, late):
+        first, _ = (construct([(each, Plan(engine_id, rank, options))])[0] for rank, each in enumerate((creator, joiner)))
+        joiner.ask("sign", 7)
+        assert creator.ask("cleanup", step) is None, f"no such step: {step}"
+        (again,) = construct([(late, Plan(engine_id, 0, options))])
+        assert again.memory == first.memory
+        assert late.ask("look")[1] == 7
+        for each in (joiner, late):
+            each.ask("cleanup")
+    assert what_is_left(engine_id) == []
+
+
+# ---- who is who
+
+
+def test_a_late_joiner_comes_in_through_any_live_member(engine_id: str) -> None:
+    with workers(4) as (creator, second, third, scheduler):
+        first, _, _ = (construct([(each, Plan(engine_id, rank))])[0] for rank, each in enumerate((creator, second, third)))
+        creator.kill()
+        second.ask("cleanup")
+        (late,) = construct([(scheduler, Plan(engine_id, None))])
+        assert late.is_in
+        assert not late.is_creator
+        assert late.memory == first.memory
+        third.ask("cleanup")
+        scheduler.ask("cleanup")
+
+
+def test_a_live_instance_with_another_nonce_is_an_error_that_names_it(engine_id: str) -> None:
+    with workers(2) as (one, other):
+        construct([(one, Plan(engine_id, 0, {"nonce": "one"}))])
+        (refused,) = construct([(other, Plan(engine_id, 1, {"nonce": "other"}))])
+        assert refused.error == "AttachError"
+        assert f"process {one.pid}" in refused.text
+        one.kill()
+        (taken,) = construct([(other, Plan(engine_id, 1, {"nonce": "other"}))])
+        assert taken.is_creator
+        other.ask("cleanup")
+
+
+def test_a_rank_that_is_alive_cannot_be_taken_and_one_that_died_can(engine_id: str) -> None:
+    with workers(3) as (one, other, third):
+        first, _ = (construct([(each, Plan(engine_id, rank))])[0] for rank, each in enumerate((one, other)))
+        (refused,) = construct([(third, Plan(engine_id, 1))])
+        assert refused.error == "AttachError"
+        assert f"process {other.pid}" in refused.text
+        other.kill()
+        (again,) = construct([(third, Plan(engine_id, 1))])
+        assert again.memory == first.memory
+        for each in (one, third):
+            each.ask("cleanup")
+
+
+@pytest.mark.parametrize("change", [{"row_bytes": 16 * 4096}, {"row_bytes": 4 * 4096}])
+def test_joiners_must_agree_on_the_sizes(engine_id: str, change: dict[str, int]) -> None:
+    with workers(2) as (one, other):
+        construct([(one, Plan(engine_id, 0))])
+        (refused,) = construct([(other, Plan(engine_id, 1, **change))])  # type: ignore[arg-type]
+        assert refused.error == "AttachError"
+        assert "kv_bytes_per_chunk" in refused.text
+        one.ask("cleanup")
+
+
+# ---- what stands at the path already
+
+
+def a_dead_record(nonce: bytes) -> Record:
+    ended = subprocess.run([sys.executable, "-S", "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    return Record(int(ended.stdout), 12345, namespace, 0, 7, 1, 2, 2 * 4 * 4096, 4 * 4096, nonce)
+
+
+LEFTOVERS = {
+    "empty": lambda: b"",
+    "garbage": lambda: os.urandom(3000),
+    "torn": lambda: bytes(STATUS_BYTES) + a_dead_record(bytes(16)).pack()[:40],
+    "dead, same nonce": lambda: bytes(STATUS_BYTES) + a_dead_record(membership.nonce_bytes("mine")).pack(),
+    "dead, other nonce": lambda: bytes(STATUS_BYTES) + a_dead_record(membership.nonce_bytes("other")).pack(),
+    "a dead one's failure": lambda: Status(membership.nonce_bytes("mine"), failure="ArenaError\nold", pid=1).pack(),
+}
+
+
+@pytest.mark.parametrize("kind", LEFTOVERS)
+def test_a_stale_entry_is_taken_over_in_place(engine_id: str, kind: str) -> None:
+    path = Path(entry_of(engine_id))
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.write_bytes(LEFTOVERS[kind]())
+    inode = path.stat().st_ino
+    with region(engine_id, nonce="mine") as mine:
+        assert mine.is_creator
+        assert path.stat().st_ino == inode
+        assert path.stat().st_size <= 4096
+
+
+@pytest.mark.parametrize("kind", ["symlink", "fifo", "directory"])
+def test_something_else_at_the_path_is_refused(engine_id: str, kind: str, tmp_path: Path) -> None:
+    path = Path(entry_of(engine_id))
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    if kind == "symlink":
+        path.symlink_to(tmp_path / "elsewhere")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    try:
+        with pytest.raises(AttachError, match=r"cannot be opened|not a regular file"):
+            region(engine_id)
+    finally:
+        path.rmdir() if kind == "directory" else path.unlink()
+
+
+def test_a_directory_that_others_can_enter_is_refused(engine_id: str) -> None:
+    directory().mkdir(mode=0o700, exist_ok=True)
+    directory().chmod(0o755)
+    try:
+        with pytest.raises(AttachError, match="nobody else can enter"):
+            region(engine_id)
+    finally:
+        directory().chmod(0o700)
+
+
+def test_an_entry_stays_small_however_many_come_and_go(engine_id: str) -> None:
+    with region(engine_id, 0):
+        for _ in range(100):
+            with region(engine_id, 1):
+                pass
+        assert os.path.getsize(entry_of(engine_id)) <= 4096
+
+
+def test_a_successor_is_not_unlinked_by_the_generation_before(engine_id: str) -> None:
+    """Case 35: the path was removed by hand, and another generation has made it again."""
+    first = region(engine_id, 0)
+    os.unlink(entry_of(engine_id))
+    with region(engine_id, 0, nonce="second") as second:
+        first.cleanup()
+        assert what_is_left(engine_id) == [entry_of(engine_id)]
+        with region(engine_id, 1, nonce="second") as joiner:
+            assert not joiner.is_creator
+            assert second.is_creator
+
+
+def test_what_dead_runs_left_can_be_removed_and_the_living_stay(engine_id: str) -> None:
+    with workers(1) as (gone,), region(engine_id + "-live", 0) as alive:
+        construct([(gone, Plan(engine_id, 0, {"backing": "shm"}))])
+        gone.kill()
+        assert what_is_left(engine_id) == [entry_of(engine_id), entry_of(engine_id) + ".data"]
+        removed = leftovers.remove_stale()
+        assert Path(entry_of(engine_id)) in removed
+        assert what_is_left(engine_id) == []
+        assert what_is_left(engine_id + "-live") != []
+        assert alive.is_creator
+
+
+# ---- the lock
+
+
+def test_a_stopped_holder_of_the_lock_is_named(engine_id: str) -> None:
+    """Case 42: nobody waits for ever; and a holder that dies holds nothing."""
+    with workers(2) as (holder, other):
+        holder.tell("construct", Plan(engine_id, 0, driven=True))
+        assert [holder.hear(), holder.ask("go")] == ["open_entry", "lock"]
+        (refused,) = construct([(other, Plan(engine_id, 1))])
+        assert refused.error == "TimeoutError"
+        assert f"process {holder.pid}" in refused.text
+        holder.kill()
+        (outcome,) = construct([(other, Plan(engine_id, 1))])
+        assert outcome.is_creator
+        other.ask("cleanup")
+
+
+def forked(engine_id: str, how: str) -> None:
+    mine = region(engine_id, 0)
+    view = mine.create_next_worker_view(4096)
+    child = os.fork()
+    if child == 0:
+        for use in (lambda: mine.base_tensor, lambda: mine.create_next_worker_view(1), lambda: mine.is_creator):
+            with pytest.raises(ForkedError):
+                use()
+        if how == "drop":
+            del view, mine
+        elif how == "cleanup":
+            mine.cleanup()
+        elif how == "stay":
+            print(os.getpid(), file=sys.stderr, flush=True)
+            signal.pause()
+        elif how == "sys.exit":
+            sys.exit(0)
+        os._exit(0)
+    if how == "stay":
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == 0
+    view.fill_(5)
+    with region(engine_id, 1) as joiner, mine:
+        assert not joiner.is_creator
+        assert int(joiner.base_tensor[0]) == 5
+
+
+@pytest.mark.parametrize("how", ["sys.exit", "_exit", "drop", "cleanup"])
+def test_a_forked_child_takes_nothing_from_its_parent(engine_id: str, how: str) -> None:
+    """Case 40."""
+    assert run(forked, engine_id, how) == (0, "")
+
+
+def test_a_forked_child_keeps_no_dead_parents_place(engine_id: str) -> None:
+    code, said = run(forked, engine_id, "stay")
+    assert code == -signal.SIGKILL
+    try:
+        with region(engine_id, nonce="next") as new:
+            assert new.is_creator
+    finally:
+        os.kill(int(said), signal.SIGKILL)
+
+
+# ---- PID namespaces
+
+
+def test_a_live_member_in_another_pid_namespace_is_an_error_and_a_dead_one_is_stale(engine_id: str) -> None:
+    with region(engine_id, 0) as mine:
+        member = mine._use().member
+        (offset,) = member.entry.read().records
+        elsewhere = Record(**{**vars(member.entry.read().records[offset]), "namespace": 1, "rank": 5})
+        member.entry.write_record(offset, elsewhere)
+        with pytest.raises(AttachError, match=r"another PID namespace.*backing='shm'"):
+            region(engine_id, 1)
+        # The same record, and nobody holds its bytes.
+        member.entry.erase_record(offset)
+        member.entry.write_record(offset + 128, elsewhere)
+        other = Entry.open(member.entry.path, create=False)
+        assert MemfdBacking("").survivors(other) == []
+        other.close()
+        member.entry.erase_record(offset + 128)
+        member.entry.write_record(offset, Record(**{**vars(elsewhere), "namespace": os.stat("/proc/self/ns/pid").st_ino}))
+
+
+NOT_ALLOWED = 77
+
+
+def join_from_another_namespace(engine_id: str, backing: str) -> None:
+    if not enter_pid_namespace():
+        os._exit(NOT_ALLOWED)
+    try:
+        with region(engine_id, 1, backing=backing) as mine:
+            assert not mine.is_creator
+            assert int(mine.base_tensor[0]) == 9
+            mine.create_next_worker_view(4096).fill_(4)
+    except AttachError as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("backing", ["memfd", "shm"])
+def test_shm_reaches_other_pid_namespaces_and_memfd_says_so(engine_id: str, backing: str) -> None:
+    with region(engine_id, 0, backing=backing) as mine:
+        mine.create_next_worker_view(4096).fill_(9)
+        code, said = run(join_from_another_namespace, engine_id, backing)
+        if code == NOT_ALLOWED:
+            pytest.skip("a new PID namespace is not allowed here")
+        if backing == "memfd":
+            assert "another PID namespace" in said
+            assert "backing='shm'" in said
+        else:
+            assert (code, said) == (0, "")
+            assert int(mine.base_tensor[4096]) == 4
