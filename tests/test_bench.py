@@ -58,10 +58,10 @@ def test_a_disturbed_round_is_dropped_with_its_partner() -> None:
     assert (told.value, told.samples, told.note, told.verdict) == (2.0, 7, "", "met")
 
 
-def test_with_too_few_clean_rounds_all_are_used_and_the_figure_says_so() -> None:
-    measured = [sample(20)] * 6 + [sample(60, disturbed=True)] * 7
-    told = harness.ratio("r", measured, [sample(10)] * 13, limit=2.0)
-    assert (told.value, told.samples, told.note, told.verdict) == (6.0, 13, "noisy", "over")
+def test_with_too_few_clean_rounds_the_shortest_times_are_compared_and_the_figure_says_so() -> None:
+    measured = [sample(40)] * 6 + [sample(60, disturbed=True), sample(30, disturbed=True)]
+    told = harness.ratio("r", measured, [sample(10)] * 7 + [sample(90)], limit=2.0)
+    assert (told.value, told.samples, told.note, told.verdict) == (3.0, 8, "least of each", "over")
 
 
 def test_without_quiet_processor_time_stands_in_for_the_work_of_one_thread() -> None:

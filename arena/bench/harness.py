@@ -2,9 +2,11 @@
 
 What is compared is measured in turns within one run, and only the ratio is judged. A sample during which the kernel
 took the processor away (`ru_nivcsw` of the thread) is dropped, its partner of the same round with it, and rounds are
-added until enough are left. If the machine is too busy for that, the processor time of the measuring thread stands in
-for the wall time where all the work is that thread's, and otherwise all rounds are used; the figure then says so. A
-ratio is the median of the rounds' ratios; next to it stand the quartiles.
+added until enough are left. A ratio is the median of the rounds' ratios; next to it stand the quartiles.
+
+If the machine is too busy for that, the figure says so and is made in another way: where all the work is the
+measuring thread's, from processor times; otherwise from the shortest time of each, because foreign load only ever
+adds.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 from arena.tools.transports import now_ns
 
 CLEAN_MIN = 7
-ROUNDS_MORE = 3
+ROUNDS_MORE = 1
 """How many times the wanted rounds may be added in search of clean ones."""
 
 
@@ -111,14 +113,15 @@ def collector_off() -> Iterator[None]:
 def ratio(
     name: str, measured: Sequence[Sample], peer: Sequence[Sample], limit: float | None, *, one_thread: bool = False
 ) -> Figure:
-    """Median of the rounds' ratios of wall times; with `one_thread` of processor times, if there is no quiet."""
+    """Median of the clean rounds' ratios of wall times, or what stands in for it if there are too few."""
     pairs = list(zip(measured, peer, strict=True))
     clean = [a.wall_ns / b.wall_ns for a, b in pairs if not (a.disturbed or b.disturbed)]
     if len(clean) >= min(CLEAN_MIN, len(pairs)):
         return figure(name, clean, "x", limit)
     if one_thread:
         return figure(name, [a.cpu_ns / b.cpu_ns for a, b in pairs], "x", limit, "processor time")
-    return figure(name, [a.wall_ns / b.wall_ns for a, b in pairs], "x", limit, "noisy")
+    spread = figure(name, [a.wall_ns / b.wall_ns for a, b in pairs], "x", limit, "least of each")
+    return replace(spread, value=min(a.wall_ns for a in measured) / min(b.wall_ns for b in peer))
 
 
 def figure(name: str, values: Sequence[float], unit: str, limit: float | None, note: str = "") -> Figure:
