@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from spec import export, models, story
+from spec import export, models, parallel, story
 from spec.checker import Progress as ProgressFunction
 from spec.checker import Result, check
 
@@ -72,12 +72,14 @@ def progress_bar(console: Console, name: str) -> Iterator[ProgressFunction]:
         TextColumn("{task.completed:,} states, {task.fields[waiting]:,} to expand, {task.fields[speed]:,.0f} states/s"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:  # no thread: we may fork
         task = bar.add_task(name, total=None, waiting=0, speed=0)
         started = time.perf_counter()
 
         def report(states: int, waiting: int) -> None:
-            bar.update(task, completed=states, waiting=waiting, speed=states / (time.perf_counter() - started))
+            bar.update(
+                task, refresh=True, completed=states, waiting=waiting, speed=states / (time.perf_counter() - started)
+            )
 
         yield report
 
@@ -152,6 +154,7 @@ def report(result: Result, name: str, console: Console) -> None:
 @click.option("--variants", "list_variants", is_flag=True, help="List the model's variants and stop.")
 @click.option("--symmetry", is_flag=True, help="Count states that differ only in numbering as one.")
 @click.option("--drain/--no-drain", default=True, help="Also check that every state can drain.")
+@click.option("--processes", type=click.IntRange(1), default=1, help="Share the search among so many processes.")
 @click.option("--limit", type=int, help="Stop beyond this many states.")
 @click.option("--json", "json_out", is_flag=True, help="Print the result as JSON.")
 @click.option("--dot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the state graph (.dot, .svg, ...).")
@@ -165,6 +168,7 @@ def command(
     list_variants: bool,
     symmetry: bool,
     drain: bool,
+    processes: int,
     limit: int | None,
     json_out: bool,
     dot: Path | None,
@@ -184,7 +188,12 @@ def command(
         raise click.UsageError(f"the model {name} declares no symmetry")
     title = name if variant is None else f"{name}, variant {variant}"
     with progress_bar(Console(stderr=True), title) as progress:
-        result = check(model, symmetry=symmetry, drain=drain, limit=limit, progress=progress)
+        if processes == 1:
+            result = check(model, symmetry=symmetry, drain=drain, limit=limit, progress=progress)
+        else:
+            result = parallel.check(
+                model, processes=processes, symmetry=symmetry, drain=drain, limit=limit, progress=progress
+            )
     if json_out:
         click.echo(json.dumps(as_json(result, name), indent=1))
     else:

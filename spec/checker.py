@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from spec.drain import undrainable
 from spec.model import Model, State, Step
 
 Progress = Callable[[int, int], None]  # states so far, states still to expand
@@ -221,19 +222,9 @@ class _Search:
         if self.drain is None:
             return
         config, states = self.model.config, self.graph.states
-        before: list[list[int]] = [[] for _ in states]
-        for source, target in zip(self.sources, self.targets, strict=True):
-            before[target].append(source)
-        drains = bytearray(len(states))
-        todo = [number for number, state in enumerate(states) if self.drain.good(config, state)]
-        for number in todo:
-            drains[number] = 1
-        while todo:
-            for source in before[todo.pop()]:
-                if not drains[source]:
-                    drains[source] = 1
-                    todo.append(source)
-        stuck = [n for n, state in enumerate(states) if not drains[n] and self.drain.demanded(config, state)]
+        good = bytearray(self.drain.good(config, state) for state in states)
+        demanded = bytearray(self.drain.demanded(config, state) for state in states)
+        stuck = undrainable(self.sources, self.targets, good, demanded)
         self.result.undrainable = len(stuck)
         if stuck:
-            self._violated(stuck[0], self.drain.name, f"{len(stuck)} states, of which this one, can never drain")
+            self._violated(stuck[0], self.drain.name, f"{len(stuck)} states, this one among them, cannot drain")

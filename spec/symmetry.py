@@ -32,16 +32,22 @@ def canonicaliser(
     """The function that maps a state to its representative.
 
     `reader_keys(state)` has one key per reader that no renumbering of slots changes; `columns(state, readers)` has per
-    slot everything that the state says about it, the readers taken in the given order; and
-    `renumber(state, readers, slots)` renames both.
+    slot everything that the state says about it, the readers taken in the given order; the two together are all that
+    the state says, up to numbering. `renumber(state, readers, slots)` renames both.
     """
 
     def canonical(state: State) -> State:
-        candidates = []
+        best: tuple[list[Any], Order, Order] | None = None
         for readers in orders(reader_keys(state)):
             described = columns(state, readers)
             slots = tuple(sorted(range(len(described)), key=described.__getitem__))
-            candidates.append(renumber(state, readers, slots))
-        return candidates[0] if len(candidates) == 1 else min(candidates)
+            candidate = ([described[slot] for slot in slots], readers, slots)
+            best = candidate if best is None else min(best, candidate)
+        if best is None:
+            return state
+        _, readers, slots = best
+        if readers == tuple(range(len(readers))) and slots == tuple(range(len(slots))):
+            return state
+        return renumber(state, readers, slots)
 
     return canonical

@@ -90,8 +90,7 @@ def enqueue(config: Config, state: State) -> State | None:
         return None
     message = tuple(Entry(slot, True) for slot in state.pending)
     queues = tuple(
-        (*queue, message) if member in IN_VIEW else queue
-        for queue, member in zip(state.queues, state.members, strict=True)
+        (*queue, message) if member in IN_VIEW else queue for queue, member in zip(state.queues, state.members, strict=True)
     )
     return state._replace(pending=(), queues=queues)
 
@@ -99,9 +98,7 @@ def enqueue(config: Config, state: State) -> State | None:
 def has_room(config: Config, state: State) -> bool:
     """Every member's queue can take one more message."""
     return all(
-        len(queue) < config.queue
-        for queue, member in zip(state.queues, state.members, strict=True)
-        if member in IN_VIEW
+        len(queue) < config.queue for queue, member in zip(state.queues, state.members, strict=True) if member in IN_VIEW
     )
 
 
@@ -310,9 +307,7 @@ def reader_death(config: Config, state: State, reader: int) -> State | None:
         return state._replace(alive=alive, refs=put(state.refs, reader, running))
     orphans = tuple(old if new == UNUSED else new for old, new in zip(state.orphans[reader], running, strict=True))
     nothing = (UNUSED,) * config.slots
-    return state._replace(
-        alive=alive, refs=put(state.refs, reader, nothing), orphans=put(state.orphans, reader, orphans)
-    )
+    return state._replace(alive=alive, refs=put(state.refs, reader, nothing), orphans=put(state.orphans, reader, orphans))
 
 
 ACTIONS = (

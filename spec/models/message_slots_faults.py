@@ -86,9 +86,7 @@ def reclaim_keeps_queue(config: Config, state: State, reader: int) -> State | No
 def lease_unchecked(config: Config, state: State, reader: int, slot: int) -> State | None:
     """Map a view without a look at the generation."""
     ref = state.refs[reader][slot]
-    return (
-        moved(state, reader, slot, Ref(LEASED, ref.current)) if ref.phase == RECEIVED and state.alive[reader] else None
-    )
+    return moved(state, reader, slot, Ref(LEASED, ref.current)) if ref.phase == RECEIVED and state.alive[reader] else None
 
 
 @action("writer", over=["reader"], name="admit")
@@ -208,8 +206,7 @@ def enqueue_rereads(config: Config, state: State) -> State | None:
         return None
     message = tuple(Entry(slot, True) for slot in state.pending)
     queues = tuple(
-        (*queue, message) if member == JOINED else queue
-        for queue, member in zip(state.queues, state.members, strict=True)
+        (*queue, message) if member == JOINED else queue for queue, member in zip(state.queues, state.members, strict=True)
     )
     return state._replace(pending=(), queues=queues)
 
@@ -331,9 +328,7 @@ VARIANTS = {
     ),
     # ---- what does no harm
     "leave": Variant("a reader may leave and live on", LEAVE),
-    "quarantine": Variant(
-        "DMA may outlive the death signal; what the dead one owed is fenced", Config(quarantine=True)
-    ),
+    "quarantine": Variant("DMA may outlive the death signal; what the dead one owed is fenced", Config(quarantine=True)),
     "skip": Variant("a reader may skip a message", Config(skip=True)),
     "no-rejoin": Variant("dead ranks stay empty", replace(BASE, without=("admit",))),
     "unchecked": Variant(

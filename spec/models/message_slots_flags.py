@@ -91,8 +91,7 @@ def reset(reader: int) -> Callable[[Config, State], State]:
 def send(config: Config, state: State) -> State | None:
     message = (Entry(state.current, True),)
     queues = tuple(
-        (*queue, message) if member in IN_VIEW else queue
-        for queue, member in zip(state.queues, state.members, strict=True)
+        (*queue, message) if member in IN_VIEW else queue for queue, member in zip(state.queues, state.members, strict=True)
     )
     return state._replace(queues=queues) if has_room(config, state) else None
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 
-from spec import export, story
+from spec import export, parallel, story
 from spec.__main__ import COMMANDS, main
 from spec.checker import Result, check, reachable
 from spec.model import Action, Drain, Invariant, Model, action, invariant, put, sometimes
@@ -256,8 +256,8 @@ def test_canonicaliser_tries_only_readers_that_look_alike() -> None:
         lambda state, readers: [[state[r][s] for r in readers] for s in range(len(state[0]))],
         renumber,
     )
-    alike = [((1, 2), (2, 1)), ((2, 1), (1, 2))]
-    assert {canonical(state) for state in alike} == {((1, 2), (2, 1))}
+    first, *others = (((1, 2), (2, 1)), ((2, 1), (1, 2)))
+    assert {canonical(first)} == {canonical(state) for state in others}
     assert canonical(((1, 2), (1, 2))) == ((1, 2), (1, 2))
     assert canonical(((3, 0), (0, 0))) == canonical(((0, 0), (0, 3))) == ((0, 0), (0, 3))
 
@@ -283,3 +283,54 @@ def test_help_lists_the_commands_without_importing_them() -> None:
     assert run.exit_code == 0
     assert "  check " in run.output
     assert COMMANDS["check"][1] in run.output
+
+
+# forking while pytest's own threads run is what newer Pythons warn about; the workers touch nothing of theirs
+forks = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+ALL = (add, drink, spill)
+SHARED = {
+    "plain": cups(add, drink, sometimes=(both, overflow)),
+    "violation": cups(*ALL, invariants=(low,)),
+    "drain": cups(*ALL, drain=EMPTY),
+    "deadlock": cups(*ALL, deadlocks=(moves,)),
+    "dead action": cups(*ALL, never, drain=EMPTY),
+    "larger": cups(add, drink, config=Config(spoons=12), drain=EMPTY),
+}
+
+
+@forks
+@pytest.mark.parametrize("symmetry", [False, True])
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("name", SHARED)
+def test_several_processes_find_the_same(name: str, processes: int, symmetry: bool) -> None:
+    model = SHARED[name]
+    one, many = check(model, symmetry=symmetry), parallel.check(model, processes=processes, symmetry=symmetry)
+    assert (many.violation is None) == (one.violation is None)
+    if one.violation is not None and many.violation is not None:
+        assert (many.violation.name, many.violation.steps) == (one.violation.name, one.violation.steps)
+        assert many.violation.run[0].state in model.initial
+    if one.complete:
+        assert (many.states, many.transitions, many.depth) == (one.states, one.transitions, one.depth)
+        assert (many.fired, many.never_seen, many.undrainable) == (one.fired, one.never_seen, one.undrainable)
+        assert many.dead_actions == one.dead_actions
+    assert many.complete == one.complete
+
+
+@forks
+def test_several_processes_on_message_slots() -> None:
+    run = CliRunner().invoke(main, ["check", "--slots", "1", "--set", "tensors=1", "--processes", "2", "--json"])
+    assert run.exit_code == 0, run.output
+    told = json.loads(run.stdout)
+    assert (told["states"], told["transitions"], told["undrainable"], told["ok"]) == (580, 1681, 0, True)
+
+
+@forks
+def test_a_worker_that_fails_ends_the_search(capfd: pytest.CaptureFixture[str]) -> None:
+    @action("nobody")
+    def fail(config: Config, state: Cups) -> Cups | None:
+        raise RuntimeError("spoon")
+
+    with pytest.raises((EOFError, ConnectionError)):
+        parallel.check(cups(add, fail), processes=2)
+    assert "spoon" in capfd.readouterr().err

@@ -82,8 +82,13 @@ def test_symmetry_reduced_count() -> None:
 
 @pytest.mark.parametrize(
     "each",
-    [Config(), Config(slots=1, leave=True), Config(slots=1, quarantine=True)],
-    ids=["plain", "leave", "quarantine"],
+    [
+        Config(tensors=1, queue=1, without=("admit",)),
+        Config(readers=1),
+        Config(slots=1, leave=True),
+        Config(slots=1, quarantine=True),
+    ],
+    ids=["plain", "two tensors", "leave", "quarantine"],
 )
 def test_every_state_has_its_representative(each: Config) -> None:
     instance = model(each)
