@@ -474,6 +474,39 @@ def test_a_forked_child_undoes_nothing_and_pins_nothing(device: SimulatedDevice,
     assert pinning.is_pinned(0, PAGE)
 
 
+uses = st.tuples(st.integers(0, ROWS - 1), st.integers(1, ROWS)).map(
+    lambda use: (use[0] * PAGE, min(use[1], ROWS - use[0]) * PAGE)
+)
+faults = st.tuples(st.sampled_from(["register", "unregister", "drain_error"]), st.integers(1, 5))
+
+
+@given(
+    steps=st.lists(st.one_of(uses, faults, st.just("unpin")), max_size=12),
+    pin=st.sampled_from(["auto", "eager"]),
+    seed=st.integers(SEED, SEED + 3),
+)
+def test_whatever_fails_the_records_are_what_the_driver_has(
+    steps: list[tuple[int, int] | tuple[str, int] | str], pin: Pin, seed: int
+) -> None:
+    device, memory = SimulatedDevice(seed), Memory(ROWS)
+    pinning = make(device, memory, pin)
+    pinned_before: set[tuple[int, int]] = set()
+    for step in steps:
+        if step == "unpin":
+            assert pinning.unpin() == (device.registered == {})
+            pinned_before = set()
+        elif isinstance(step[0], str):
+            device.fail(step[0], ERROR_OUT_OF_MEMORY, nth=int(step[1]))
+        else:
+            assert pinning.ensure(step[0], int(step[1])) == pinning.is_pinned(step[0], int(step[1]))
+        assert dict(pinning.pinned_addresses) == device.registered
+        assert pinned_before <= set(pinning.pinned_addresses)  # what is in use is never undone
+        pinned_before = set(pinning.pinned_addresses)
+    device.fail("unregister", 0, times=20)
+    assert pinning.unpin()
+    assert device.registered == {}
+
+
 # ---- threads: 72 ---------------------------------------------------------------------------------
 
 

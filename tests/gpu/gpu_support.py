@@ -93,6 +93,8 @@ def readers(programs: Sequence[Reader], arena: ArenaConfig | None) -> Iterator[t
         yield queue, children
     finally:
         queue.shutdown()
+        for _, pipe in children:
+            pipe.close()  # ends a reader that still waits to be told something
         for process, _ in children:
             process.join(WAIT_S)
             if process.is_alive():

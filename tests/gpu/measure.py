@@ -41,7 +41,7 @@ WARM_UP = 5
 def copy_each_message(queue: MessageQueue, pipe: Connection) -> None:
     """A reader: each message to the GPU; tells the device's time for the copy, and whether the source was pinned."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS * len(SIZES_MIB)):
         tensor = queue.dequeue(WAIT_S)
         pinned = tensor.is_pinned()
         begin.record()
@@ -53,50 +53,47 @@ def copy_each_message(queue: MessageQueue, pipe: Connection) -> None:
         queue.flush_releases()
 
 
-def transfer(name: str, nbytes: int, arena: ArenaConfig | None, n_readers: int = 1) -> Row:
+def transfers(name: str, arena: ArenaConfig | None, n_readers: int = 1) -> Iterator[Row]:
     """Time from `enqueue` until the last reader has the bytes on its GPU, and the rate of the copies alone."""
-    source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
-    total_ms, copy_ms, pinned = [], [], True
     with readers([copy_each_message] * n_readers, arena) as (queue, children):
-        for _ in range(ROUNDS):
-            start = time.perf_counter()
-            queue.enqueue(source, WAIT_S)
-            told = [answer(pipe) for _, pipe in children]
-            total_ms.append((time.perf_counter() - start) * 1e3)
-            copy_ms.append(max(ms for ms, _ in told))
-            pinned = all(is_pinned for _, is_pinned in told)
-    copy = statistics.median(copy_ms[WARM_UP:])
-    total = statistics.median(total_ms[WARM_UP:])
-    return {
-        "way": name,
-        "MiB": nbytes // MIB,
-        "readers": n_readers,
-        "pinned": pinned,
-        "first ms": total_ms[0],
-        "enqueue to GPU ms": total,
-        "copy ms": copy,
-        "copy GB/s": nbytes / copy / 1e6,
-        "all readers GB/s": n_readers * nbytes / total / 1e6,
-    }
-
-
-def arena_with(pin: Pin, nbytes: int) -> ArenaConfig:
-    return ArenaConfig(capacity_bytes=4 * nbytes, pin=pin)
+        for mib in SIZES_MIB:
+            source = torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8)
+            total_ms, copy_ms, pinned = [], [], True
+            for _ in range(ROUNDS):
+                start = time.perf_counter()
+                queue.enqueue(source, WAIT_S)
+                told = [answer(pipe) for _, pipe in children]
+                total_ms.append((time.perf_counter() - start) * 1e3)
+                copy_ms.append(max(ms for ms, _ in told))
+                pinned = pinned and all(is_pinned for _, is_pinned in told)
+            copy = statistics.median(copy_ms[WARM_UP:])
+            total = statistics.median(total_ms[WARM_UP:])
+            yield {
+                "way": name,
+                "MiB": mib,
+                "readers": n_readers,
+                "pinned": pinned,
+                "first ms": total_ms[0],
+                "enqueue to GPU ms": total,
+                "copy ms": copy,
+                "copy GB/s": mib * MIB / copy / 1e6,
+                "all readers GB/s": n_readers * mib * MIB / total / 1e6,
+            }
 
 
 def host_to_device() -> Iterator[Row]:
-    for mib in SIZES_MIB:
-        nbytes = mib * MIB
-        yield transfer("arena, pinned", nbytes, arena_with("auto", nbytes))
-        yield transfer("arena, pageable", nbytes, arena_with("off", nbytes))
-        yield transfer("out of band", nbytes, None)
+    yield from transfers("arena, pinned", arena_with("auto"))
+    yield from transfers("arena, pageable", arena_with("off"))
+    yield from transfers("out of band", None)
 
 
 def four_readers() -> Iterator[Row]:
-    for mib in SIZES_MIB:
-        nbytes = mib * MIB
-        yield transfer("arena, pinned", nbytes, arena_with("auto", nbytes), n_readers=4)
-        yield transfer("arena, pageable", nbytes, arena_with("off", nbytes), n_readers=4)
+    yield from transfers("arena, pinned", arena_with("auto"), n_readers=4)
+    yield from transfers("arena, pageable", arena_with("off"), n_readers=4)
+
+
+def arena_with(pin: Pin) -> ArenaConfig:
+    return ArenaConfig(capacity_bytes=4 * max(SIZES_MIB) * MIB, pin=pin)
 
 
 @contextmanager
