@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.." || exit 1
 python=${PYTHON:-python3}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
-"$python" setup.py -q build_ext --inplace || exit 1
+"$python" -c "import arena._native" 2>/dev/null || "$python" setup.py -q build_ext --inplace || exit 1
 status=0
 timeout -k 10 200 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/gpu || status=$?
 timeout -k 10 250 "$python" tests/gpu/measure.py --json "$out/gpu.json" || status=$?
