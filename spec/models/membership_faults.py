@@ -221,30 +221,39 @@ def changed(*changes: tuple[Action, Action | None], added: tuple[Action, ...] = 
 UNPARKED_FIRST = (set_cursor, set_cursor_and_unpark)
 
 VARIANTS: dict[str, Variant] = {
-    "claim in two steps": Variant(
-        "a death between the two leaves an entry without a process",
+    "claim-in-two-steps": Variant(
+        "claim in two steps: a death between the two leaves an entry without a process",
         changed((join, join_without_name), (reclaim, reclaim_named), added=(write_name,)),
         "D",
         2,
     ),
-    "pid reused, start time checked": Variant("right", changed(added=(reuse_pid,))),
-    "pid reused, start time not checked": Variant(
-        "a stranger counts for a joiner",
+    "pid-reused": Variant("pid reused, start time checked: right", changed(added=(reuse_pid,))),
+    "pid-reused-unchecked": Variant(
+        "pid reused, start time not checked: a stranger counts for a joiner",
         changed((set_cursor, set_cursor_by_pid), (reclaim, reclaim_by_pid), added=(reuse_pid,)),
         "D",
         3,
     ),
-    "join inside a message": Variant(
-        "the joiner is sent what it is not required to release", changed(added=(admit_inside_message,)), "S1", 10
+    "join-inside-message": Variant(
+        "join inside a message: the joiner is sent what it is not required to release",
+        changed(added=(admit_inside_message,)),
+        "S1",
+        10,
     ),
-    "admission by a store": Variant(
-        "it overwrites LEFT, and the rank is a member that never reads", changed((admit, admit_by_store)), "D", 3
+    "admit-by-store": Variant(
+        "admission by a store: it overwrites LEFT, and the rank is a member that never reads",
+        changed((admit, admit_by_store)),
+        "D",
+        3,
     ),
-    "park word cleared before JOINED, wake if it is set": Variant(
-        "who sleeps already is not woken", changed(UNPARKED_FIRST), "L", 7
+    "unparked-before-joined": Variant(
+        "park word cleared before JOINED, wake if it is set: who sleeps already is not woken",
+        changed(UNPARKED_FIRST),
+        "L",
+        7,
     ),
-    "park word cleared before JOINED, wake unasked": Variant(
-        "who is about to sleep is woken too early",
+    "unparked-before-joined-unasked": Variant(
+        "park word cleared before JOINED, wake unasked: who is about to sleep is woken too early",
         changed(
             UNPARKED_FIRST,
             (pass_running_joiner, wake_joiner_unasked),
@@ -254,27 +263,46 @@ VARIANTS: dict[str, Variant] = {
         "L",
         7,
     ),
-    "ready when all have claimed": Variant(
-        "one that is not admitted misses the first message", changed((see_all_ready, see_all_claimed)), "R", 2
+    "ready-when-claimed": Variant(
+        "ready when all have claimed: one that is not admitted misses the first message",
+        changed((see_all_ready, see_all_claimed)),
+        "R",
+        2,
     ),
-    "time-out names empty entries": Variant(
-        "who waits for admission is not named", changed((time_out, time_out_by_words)), "N", 2
+    "names-empty-only": Variant(
+        "time-out names empty entries: who waits for admission is not named", changed((time_out, time_out_by_words)), "N", 2
     ),
-    "left: all debts forgiven": Variant("its leases, too", changed((drop_reader, drop_with_leases)), "S1", 14),
-    "left: no debt forgiven": Variant("what it never read, neither", changed((drop_reader, drop_with_debts)), "S4", 9),
-    "left: entries looked at inside a message": Variant(
-        "it owes what it was never sent", changed((enqueue, enqueue_by_words)), "S4", 9
+    "left-owes-nothing": Variant(
+        "one that has left is forgiven its leases, too", changed((drop_reader, drop_with_leases)), "S1", 14
     ),
-    "left: rows cleared under an object": Variant(
-        "only leases of messages were asked for", changed((retire, retire_with_object)), "S1", 4
+    "left-owes-unread": Variant(
+        "one that has left is not forgiven what it never read", changed((drop_reader, drop_with_debts)), "S4", 9
     ),
-    "reclaim leaves the words": Variant("the next process inherits a hold", changed((reclaim, reclaim_but_words)), "ROW", 4),
-    "reclaim leaves the queue": Variant(
-        "the next process inherits a message", changed((reclaim, reclaim_but_queue)), "ROW", 9
+    "left-seen-mid-message": Variant(
+        "entries looked at again inside a message: one that has left owes what it was never sent",
+        changed((enqueue, enqueue_by_words)),
+        "S4",
+        9,
     ),
-    "only members reclaimed": Variant("a dead joiner keeps the rank", changed((reclaim, reclaim_members)), "D", 2),
-    "the left are not reclaimed": Variant(
-        "a death after the leave keeps the rank", changed((reclaim, reclaim_present)), "D", 3
+    "left-cleared-under-object": Variant(
+        "the rows of one that has left are cleared under its object: only leases of messages were asked for",
+        changed((retire, retire_with_object)),
+        "S1",
+        4,
     ),
-    "joiner without slices": Variant("nobody tells it of the writer's death", changed((end_joiner_slice, None)), "D", 2),
+    "words-kept": Variant(
+        "reclaim leaves the words: the next process inherits a hold", changed((reclaim, reclaim_but_words)), "ROW", 4
+    ),
+    "queue-kept": Variant(
+        "reclaim leaves the queue: the next process inherits a message", changed((reclaim, reclaim_but_queue)), "ROW", 9
+    ),
+    "only-members-reclaimed": Variant(
+        "only members reclaimed: a dead joiner keeps the rank", changed((reclaim, reclaim_members)), "D", 2
+    ),
+    "left-not-reclaimed": Variant(
+        "the left are not reclaimed: a death after the leave keeps the rank", changed((reclaim, reclaim_present)), "D", 3
+    ),
+    "no-slices": Variant(
+        "joiner without slices: nobody tells it of the writer's death", changed((end_joiner_slice, None)), "D", 2
+    ),
 }

@@ -177,12 +177,17 @@ def model(config: Config) -> Model:
 
 
 VARIANTS: dict[str, Variant] = {
-    "one word, any word holds": Variant("a left-over done reads as a hold", Config(words=1, exact=False), "S4", 6),
-    "one word, exact test": Variant("a stale get erases a done", Config(words=1), "S4", 8),
-    "one word, generation seen first": Variant("right in one thread", Config(words=1, precheck=True)),
-    "one word, generation seen first, two threads": Variant(
-        "a finalizer releases a message in between", Config(words=1, precheck=True, threads=2), "S4", 9
+    "one-word-any": Variant(
+        "one word, any word holds: a left-over done reads as a hold", Config(words=1, exact=False), "S4", 6
     ),
-    "two words, any word holds": Variant("right", Config(exact=False)),
-    "two words, exact test, two threads": Variant("right", Config(threads=2)),
+    "one-word-exact": Variant("one word, exact test: a stale get erases a done", Config(words=1), "S4", 8),
+    "one-word-checked": Variant("one word, generation seen first: right in one thread", Config(words=1, precheck=True)),
+    "one-word-checked-threads": Variant(
+        "one word, generation seen first, two threads: a finalizer releases a message in between",
+        Config(words=1, precheck=True, threads=2),
+        "S4",
+        9,
+    ),
+    "two-words-any": Variant("two words, any word holds: right", Config(exact=False)),
+    "two-words-threads": Variant("two words, exact test, two threads: right", Config(threads=2)),
 }

@@ -267,81 +267,95 @@ def model(config: Config) -> Model:
 # ---- seeded faults and rejected designs: what breaks, and after how many steps
 
 VARIANTS: dict[str, Variant] = {
-    "lock without inode check": Variant(
-        "the path is not checked after locking", Config(changed=faults.UNCHECKED_LOCK), "SB", 27
+    "lock-unchecked": Variant(
+        "lock without inode check: the path is not checked after locking", Config(changed=faults.UNCHECKED_LOCK), "SB", 27
     ),
-    "only the creator counts": Variant(
-        "a live joiner is no sign of life", Config(signs_of_life=faults.only_the_creator), "SB", 24
+    "only-creator-counts": Variant(
+        "only the creator counts: a live joiner is no sign of life", Config(signs_of_life=faults.only_the_creator), "SB", 24
     ),
-    "joiner unrecorded": Variant("a joiner leaves no record", Config(changed=faults.UNRECORDED_JOINER), "SB", 23),
-    "list rewritten in place": Variant(
-        "a death tears the list of the living",
+    "joiner-unrecorded": Variant(
+        "joiner unrecorded: a joiner leaves no record", Config(changed=faults.UNRECORDED_JOINER), "SB", 23
+    ),
+    "list-rewritten": Variant(
+        "list rewritten in place: a death tears the list of the living",
         Config(changed=faults.REWRITTEN_LIST, added=(faults.rewrite_list,)),
         "SB",
         23,
     ),
-    "clean-up without the lock": Variant(
-        "stat, then unlink",
+    "cleanup-unlocked": Variant(
+        "clean-up without the lock: stat, then unlink",
         Config("AAB", changed=faults.UNLOCKED_CLEANUP, added=faults.BY_INODE),
         "U",
         17,
     ),
-    "clean-up by path": Variant(
-        "unlink whatever stands there", Config("AAB", changed=faults.UNLOCKED_CLEANUP, added=faults.BY_PATH), "U", 17
+    "cleanup-by-path": Variant(
+        "clean-up by path: unlink whatever stands there",
+        Config("AAB", changed=faults.UNLOCKED_CLEANUP, added=faults.BY_PATH),
+        "U",
+        17,
     ),
-    "unlink before close": Variant("the name goes before the memory", Config(changed=faults.EARLY_UNLINK), "SB", 20),
-    "lock outlives its owner": Variant(
-        "a forked child keeps the dead owner's lock", Config(changed=faults.STICKY_LOCK), "WT", 5
+    "unlink-before-close": Variant(
+        "unlink before close: the name goes before the memory", Config(changed=faults.EARLY_UNLINK), "SB", 20
     ),
-    "unlink when two are in, a third comes": Variant(
-        "the late joiner finds no entry",
+    "lock-outlives-owner": Variant(
+        "lock outlives its owner: a forked child keeps the dead owner's lock", Config(changed=faults.STICKY_LOCK), "WT", 5
+    ),
+    "unlink-at-two-of-three": Variant(
+        "unlink when two are in, a third comes: the late joiner finds no entry",
         Config(expected=2, changed=faults.COUNTED_APPEND, added=(faults.unlink_when_all_are_in,)),
         "SB",
         23,
     ),
-    "unlink when all three are in": Variant(
-        "right if nobody ever comes later",
+    "unlink-at-three": Variant(
+        "unlink when all three are in: right if nobody ever comes later",
         Config(expected=3, changed=faults.COUNTED_APPEND, added=(faults.unlink_when_all_are_in,)),
     ),
-    "unlink when three are in, one is replaced": Variant(
-        "a restarted worker finds no entry",
+    "unlink-at-three-of-four": Variant(
+        "unlink when three are in, one is replaced: a restarted worker finds no entry",
         Config("AAAA", expected=3, changed=faults.COUNTED_APPEND, added=(faults.unlink_when_all_are_in,)),
         "SB",
         30,
     ),
-    "population not checked": Variant(
-        "the barrier also lets those pass whose creator has died",
+    "population-unchecked": Variant(
+        "population not checked: the barrier also lets those pass whose creator has died",
         Config("AA", barrier=True, changed=faults.TRUSTED_BARRIER),
         "PO",
         17,
     ),
-    "O_EXCL, empty means wait": Variant(
-        "the creator died before it wrote", Config(design=naive.EXCLUSIVE_WAIT), "WT", 5
+    "exclusive-wait": Variant(
+        "O_EXCL, empty means wait: the creator died before it wrote", Config(design=naive.EXCLUSIVE_WAIT), "WT", 5
     ),
-    "O_EXCL, empty means stale": Variant(
-        "the creator was about to write", Config(design=naive.EXCLUSIVE_STEAL), "U", 6
+    "exclusive-steal": Variant(
+        "O_EXCL, empty means stale: the creator was about to write", Config(design=naive.EXCLUSIVE_STEAL), "U", 6
     ),
-    "link a complete file": Variant(
-        "a stale entry is checked, then unlinked", Config(leftover="other", design=naive.LINK), "U", 11
+    "link": Variant(
+        "link a complete file: a stale entry is checked, then unlinked", Config(leftover="other", design=naive.LINK), "U", 11
     ),
-    "rename a complete file": Variant(
-        "two rename over the same stale entry", Config(leftover="other", design=naive.RENAME), "U", 10
+    "rename": Variant(
+        "rename a complete file: two rename over the same stale entry",
+        Config(leftover="other", design=naive.RENAME),
+        "U",
+        10,
     ),
-    "rename, then verify": Variant(
-        "the look after the rename comes too late", Config(leftover="other", design=naive.RENAME_VERIFY), "U", 10
+    "rename-verify": Variant(
+        "rename, then verify: the look after the rename comes too late",
+        Config(leftover="other", design=naive.RENAME_VERIFY),
+        "U",
+        10,
     ),
-    "big file, no barrier": Variant("a death leaks gigabytes", Config("AA", design=naive.BIG_FILE), "LK", 3),
-    "big file, no barrier, two instances": Variant(
-        "a death leaks gigabytes", Config("AB", design=naive.BIG_FILE), "LK", 3
+    "big-file": Variant("big file, no barrier: a death leaks gigabytes", Config("AA", design=naive.BIG_FILE), "LK", 3),
+    "big-file-two-instances": Variant(
+        "big file, no barrier, two instances: a death leaks gigabytes", Config("AB", design=naive.BIG_FILE), "LK", 3
     ),
-    "big file, barrier, no deaths": Variant(
-        "right if nobody dies or comes late", Config("AA", barrier=True, deaths=False, design=naive.BIG_FILE)
+    "big-file-barrier": Variant(
+        "big file, barrier, no deaths: right if nobody dies or comes late",
+        Config("AA", barrier=True, deaths=False, design=naive.BIG_FILE),
     ),
-    "big file, late third": Variant(
-        "the name is gone when it comes", Config(deaths=False, design=naive.BIG_FILE), "SB", 8
+    "big-file-late-third": Variant(
+        "big file, late third: the name is gone when it comes", Config(deaths=False, design=naive.BIG_FILE), "SB", 8
     ),
-    "big file, stale file": Variant(
-        "the leftover is taken for a live one",
+    "big-file-stale": Variant(
+        "big file, stale file: the leftover is taken for a live one",
         Config("AA", leftover="other", barrier=True, deaths=False, design=naive.BIG_FILE),
         "ST",
         7,

@@ -159,9 +159,7 @@ def forget_unreachable(state: State) -> State:
     return state._replace(
         path=new[state.path],
         files=tuple(file for number, file in enumerate(state.files) if number in kept),
-        processes=tuple(
-            each if each.entry is None else each._replace(entry=new[each.entry]) for each in state.processes
-        ),
+        processes=tuple(each if each.entry is None else each._replace(entry=new[each.entry]) for each in state.processes),
     )
 
 

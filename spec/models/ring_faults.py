@@ -323,9 +323,7 @@ def admit_as_it_is(config: Config, state: State, reader: int) -> State | None:
     return reader_goes(state._replace(writer=writer), reader, ReaderStep.IDLE)
 
 
-WAITS_FOR_ROOM = frozenset(
-    (WriterStep.PARK, WriterStep.PARK_FENCE, WriterStep.RECHECK, WriterStep.SLEEP, WriterStep.ASLEEP)
-)
+WAITS_FOR_ROOM = frozenset((WriterStep.PARK, WriterStep.PARK_FENCE, WriterStep.RECHECK, WriterStep.SLEEP, WriterStep.ASLEEP))
 
 
 @action("writer's watcher", over=READER, part_of="drop_reader")

@@ -36,10 +36,7 @@ def no_lost_wakeup(config: Config, state: State) -> str | None:
 def room_for_the_present(config: Config, state: State) -> bool:
     """There is room if the members that have left are not counted."""
     return all(
-        cursor is None
-        or not member
-        or state.writer.position - cursor < config.capacity
-        or reader.step == ReaderStep.GONE
+        cursor is None or not member or state.writer.position - cursor < config.capacity or reader.step == ReaderStep.GONE
         for cursor, member, reader in zip(state.cursors, state.writer.members, state.readers, strict=True)
     )
 
@@ -105,10 +102,7 @@ def all_settled(config: Config, state: State) -> bool:
         return False
     return all(
         reader.step in FINISHED
-        or (
-            reader.step in (ReaderStep.IDLE, ReaderStep.ASLEEP)
-            and (state.published <= reader.position or reader.closed)
-        )
+        or (reader.step in (ReaderStep.IDLE, ReaderStep.ASLEEP) and (state.published <= reader.position or reader.closed))
         for reader in state.readers
     )
 

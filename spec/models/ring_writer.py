@@ -79,9 +79,7 @@ def recheck_room(config: Config, state: State) -> State | None:
 
 def somebody_left(state: State) -> bool:
     """A member has stored LEFT, and the writer has not dropped it yet."""
-    return any(
-        member and reader.step in LEFT for member, reader in zip(state.writer.members, state.readers, strict=True)
-    )
+    return any(member and reader.step in LEFT for member, reader in zip(state.writer.members, state.readers, strict=True))
 
 
 @action("writer", part_of="sleep")
@@ -103,9 +101,7 @@ def end_writer_slice(config: Config, state: State) -> State | None:
     """futex_wait times out. From here on nobody relies on a wake that a dead process never gave."""
     if state.writer.step != WriterStep.ASLEEP:
         return None
-    readers = tuple(
-        Reader(ReaderStep.DEAD, 0) if each.step == ReaderStep.DEAD_WAKER else each for each in state.readers
-    )
+    readers = tuple(Reader(ReaderStep.DEAD, 0) if each.step == ReaderStep.DEAD_WAKER else each for each in state.readers)
     return writer_goes(state._replace(readers=readers), WriterStep.UNPARK)
 
 

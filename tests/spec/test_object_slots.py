@@ -25,10 +25,10 @@ QUARANTINE_COUNTS = {(1, 1, 1): (480, 1_477), (1, 1, 2): (688, 2_351)}
 DEEP_QUARANTINE_COUNTS = {(1, 2, 1): (22_544, 122_126), (2, 1, 1): (51_696, 285_136)}
 FUNCTIONS = {"put", "evict", "scan", "reclaim", "expire", "admit", "announce", "recheck", "drop", "release_hold"}
 HARMLESS = {
-    "all rows scanned, every entry reclaimed": 472,
-    "members scanned, row cleared": 248,
-    "any word counts as a hold": 248,
-    "packed word, compare-and-swap": 312,
+    "early-start-all-reclaimed": 472,
+    "members-scanned": 248,
+    "any-word-holds": 248,
+    "packed-word": 312,
 }
 
 
@@ -84,7 +84,7 @@ def test_harmless_variants_are_counted() -> None:
 
 def test_reclaim_on_timeout_breaks_safety_too() -> None:
     """The leak comes first; with the leak left aside, a view on a reused slot comes one step later."""
-    faulty = model(object_slots.VARIANTS["reclaimed on timeout"].config)
+    faulty = model(object_slots.VARIANTS["reclaim-on-timeout"].config)
     violation = check(replace(faulty, invariants=(in_use_is_not_reusable,))).violation
     assert violation is not None
     assert (violation.name, violation.steps) == ("S1", 8)

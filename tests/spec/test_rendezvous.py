@@ -29,7 +29,7 @@ COUNTS = {
 DEEP_COUNTS = {("AABB", "none"): (59936, 268744), ("AABB", "same"): (60301, 270352)}
 FAILURE_COUNTS = {"AA": (344, 858), "AAA": (5856, 20751), "AAB": (4057, 13793)}
 BARRIER_COUNTS = {"AA": (561, 1404), "AAA": (6331, 21855)}
-DEEP_VARIANTS = {"unlink when three are in, one is replaced"}
+DEEP_VARIANTS = {"unlink-at-three-of-four"}
 
 
 def holds(config: Config) -> tuple[int, int]:

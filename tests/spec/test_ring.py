@@ -35,7 +35,7 @@ DEEP_INSTANCES = {
         12_790_236,
     ),
 }
-DEEP_VARIANTS = {"no slices"}
+DEEP_VARIANTS = {"no-slices"}
 FUNCTIONS = {
     "reserve", "write", "publish", "wake_readers", "park", "recheck", "sleep", "unpark", "drop_reader", "admit",
     "read", "advance", "wake_writer", "last_look", "leave", "shutdown",
@@ -79,14 +79,12 @@ def test_dead_readers_are_dropped() -> None:
 
 
 def test_dead_readers_are_not_dropped_by_the_fault() -> None:
-    result = check(replace(model(VARIANTS["dead reader kept"].config), drain=DROPS_THE_DEAD))
+    result = check(replace(model(VARIANTS["dead-kept"].config), drain=DROPS_THE_DEAD))
     assert result.violation is not None
     assert (result.violation.name, result.violation.steps) == ("stuck", 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "stuck", "states"), [("dead reader kept", 33, 1_176), ("closed reader does not leave", 974, 5_686)]
-)
+@pytest.mark.parametrize(("name", "stuck", "states"), [("dead-kept", 33, 1_176), ("closed-stays", 974, 5_686)])
 def test_stuck_states(name: str, stuck: int, states: int) -> None:
     result = check(model(VARIANTS[name].config))
     assert (result.undrainable, result.states) == (stuck, states)
