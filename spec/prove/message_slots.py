@@ -218,9 +218,7 @@ def no_reuse_under_a_reader(now: MessageState) -> Formula:
     """S1, S2: what a view or a device reads is the slot's current grant, sent, and complete."""
     return forall(
         (Grant, Reader),
-        lambda g, r: implies(
-            either(now.viewed(g, r), now.in_dma(g, r)), is_current(now, g), now.sent(g), now.complete(g)
-        ),
+        lambda g, r: implies(either(now.viewed(g, r), now.in_dma(g, r)), is_current(now, g), now.sent(g), now.complete(g)),
     )
 
 

@@ -249,9 +249,7 @@ def reclaim(now: MessageState, reader: Term) -> Step:
             "done": now.done.where(lambda grant, of: of != rank),
             "queued": now.queued.where(lambda grant, owner: owner != reader),
             "quarantined": now.quarantined.union(
-                lambda grant, owner: both(
-                    owner == reader, is_current(now, grant), now.sent(grant), owed(now, grant, rank)
-                )
+                lambda grant, owner: both(owner == reader, is_current(now, grant), now.sent(grant), owed(now, grant, rank))
             ),
         },
     )

@@ -83,9 +83,7 @@ def initial(now: ObjectState) -> Formula:
     return both(now.writer_alive(), empty_except(now, "writer_alive"))
 
 
-OBJECT_SLOTS: Theory[ObjectState] = Theory(
-    "object_slots", ObjectState, initial, sorts=(Slot, Rank, Reader, Object, Lease)
-)
+OBJECT_SLOTS: Theory[ObjectState] = Theory("object_slots", ObjectState, initial, sorts=(Slot, Rank, Reader, Object, Lease))
 action = OBJECT_SLOTS.action
 
 

@@ -5,13 +5,25 @@ from __future__ import annotations
 import pytest
 
 from spec.checker import check
-from spec.models import message_slots
+from spec.models import message_slots, object_slots
 from spec.models.message_slots_state import Config
-from spec.prove.agreement import compare, message_slots_agree, message_structure
+from spec.models.object_slots_state import Config as ObjectConfig
+from spec.prove.agreement import compare
+from spec.prove.agreement_messages import message_slots_agree, message_structure
+from spec.prove.agreement_objects import object_slots_agree, object_structure
 from spec.prove.finite import Structure, evaluator
 from spec.prove.message_slots import MESSAGE_SLOTS
+from spec.prove.object_slots import OBJECT_SLOTS
 
 EVERYTHING = {"leave": True, "skip": True, "quarantine": True}
+
+
+def size(value: object) -> str | None:
+    """A short test id: the instance's size and options."""
+    if not isinstance(value, Config | ObjectConfig):
+        return None
+    options = [name for name in EVERYTHING if getattr(value, name, False)]
+    return " ".join([f"{value.slots},{value.readers}", *options])
 
 
 @pytest.mark.parametrize(
@@ -21,12 +33,12 @@ EVERYTHING = {"leave": True, "skip": True, "quarantine": True}
         (Config(1, 2, 1), 317),
         (Config(2, 1), 278),
         (Config(2, 1, **EVERYTHING), 975),
-        (Config(1, 2, 1, **EVERYTHING), 3179),
+        pytest.param(Config(1, 2, 1, **EVERYTHING), 3179, marks=pytest.mark.deep),
         pytest.param(Config(2, 2), 6208, marks=pytest.mark.deep),
         pytest.param(Config(2, 2, leave=True), None, marks=pytest.mark.deep),
         pytest.param(Config(2, 2, quarantine=True), None, marks=pytest.mark.deep),
     ],
-    ids=str,
+    ids=size,
 )
 def test_message_slots_agree(config: Config, states: int | None) -> None:
     agreement = message_slots_agree(config)
@@ -73,6 +85,62 @@ def test_a_faulty_run_breaks_a_conjunct(name: str) -> None:
 def test_every_fault_of_the_model_is_listed() -> None:
     faults = {name for name, variant in message_slots.VARIANTS.items() if variant.breaks is not None}
     assert faults == set(FIRST_BROKEN) | INVISIBLE
+
+
+@pytest.mark.parametrize(
+    ("config", "states"),
+    [
+        (ObjectConfig(1, 1, 1), 176),
+        (ObjectConfig(1, 1, 2), 248),
+        (ObjectConfig(1, 2, 1), 2288),
+        (ObjectConfig(1, 1, 2, quarantine=True), 688),
+        pytest.param(ObjectConfig(1, 2, 2), 5132, marks=pytest.mark.deep),
+        pytest.param(ObjectConfig(2, 1, 2), 13856, marks=pytest.mark.deep),
+        pytest.param(ObjectConfig(1, 2, 1, quarantine=True), 22544, marks=pytest.mark.deep),
+    ],
+    ids=size,
+)
+def test_object_slots_agree(config: ObjectConfig, states: int) -> None:
+    agreement = object_slots_agree(config)
+    assert agreement.disagreement is None
+    assert agreement.states == states
+
+
+FIRST_BROKEN_OBJECTS = {
+    "no-recheck": {"held_is_not_reused"},
+    "hold-delayed": {"lease_has_its_word"},
+    "generation-delayed": {"open_is_live"},
+    "scan-first": {"held_is_not_reused"},
+    "no-drain": {"held_is_not_reused"},
+    "release-before-dma": {"lease_has_its_word"},
+    "death-by-lock": {"lease_is_a_members"},
+    "reclaim-on-timeout": {"alive_is_member"},
+    "row-kept": {"row_is_a_members"},
+    "row-kept-members-scanned": {"row_is_a_members"},
+    "word-overwritten": {"lease_has_its_word", "get_is_alone"},
+    "no-lock": {"get_is_alone", "held_is_not_reused"},
+    "count-not-atomic": {"get_is_alone"},
+    "refilled-word-overwritten": {"used_has_a_stage", "lease_has_begun", "held_is_not_reused"},
+    "refilled-word-kept": {"used_has_a_stage", "lease_has_begun", "held_is_not_reused"},
+    "early-start-members-scanned": {"alive_is_member"},
+    "early-start-members-reclaimed": {"alive_is_member"},
+    "no-quarantine": {"lease_is_a_members"},
+    "quarantine-forgets": {"lease_is_a_members"},
+}
+
+
+@pytest.mark.parametrize("name", FIRST_BROKEN_OBJECTS)
+def test_a_faulty_object_run_breaks_a_conjunct(name: str) -> None:
+    violation = check(object_slots.model(object_slots.VARIANTS[name].config), drain=False).violation
+    assert violation is not None
+    agreement = compare(OBJECT_SLOTS, [moment.state for moment in violation.run], object_structure)
+    assert agreement.disagreement is not None
+    assert set(agreement.disagreement.conjuncts) == FIRST_BROKEN_OBJECTS[name]
+
+
+def test_every_fault_of_the_object_model_is_listed() -> None:
+    faults = {name for name, variant in object_slots.VARIANTS.items() if variant.breaks is not None}
+    assert faults == set(FIRST_BROKEN_OBJECTS)
 
 
 def test_evaluator_tells_true_from_false() -> None:
