@@ -33,6 +33,7 @@ struct arena_header {
     uint64_t ring_bytes;
     uint64_t data_bytes;
     uint64_t control_bytes; /* everything before the data area */
+    uint8_t secret[32];     /* authenticates cache handles; who can map the segment can read it */
     _Alignas(ARENA_LINE) arena_word published;
     _Alignas(ARENA_LINE) arena_word32 writer_park;
     _Alignas(ARENA_LINE) arena_word32 writer_closed;
@@ -52,6 +53,7 @@ struct arena_slot {
     uint64_t kind;
 };
 
+_Static_assert(offsetof(struct arena_header, secret) == 72, "layout.py: HEADER_SECRET");
 _Static_assert(offsetof(struct arena_header, published) == 128, "layout.py: HEADER_PUBLISHED");
 _Static_assert(offsetof(struct arena_header, writer_park) == 192, "layout.py: HEADER_WRITER_PARK");
 _Static_assert(offsetof(struct arena_header, writer_closed) == 256, "layout.py: HEADER_WRITER_CLOSED");

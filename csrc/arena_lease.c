@@ -34,6 +34,7 @@ typedef struct dl_managed {
 
 struct arena_grant {
     arena_mapping *mapping;
+    arena_holds *holds; /* of an object: its hold is counted down; NULL: a message's done word is stored */
     uint64_t generation;
     uint32_t row;
     uint32_t slot;
@@ -52,20 +53,44 @@ typedef struct {
 
 static _Atomic int64_t grants_live;
 
-arena_grant *arena_grant_open(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation) {
+static arena_grant *new_grant(arena_mapping *m, arena_holds *h, uint32_t row, uint32_t slot, uint64_t generation) {
     arena_grant *g = malloc(sizeof *g);
     if (!g) return NULL;
-    *g = (arena_grant){m, generation, row, slot, 1};
+    *g = (arena_grant){m, h, generation, row, slot, 1};
     arena_map_retain(m);
+    if (h) arena_holds_retain(h);
     atomic_fetch_add(&grants_live, 1);
     return g;
+}
+
+/* What a message grants. */
+arena_grant *arena_grant_open(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation) {
+    return new_grant(m, NULL, row, slot, generation);
+}
+
+/* What a get of an object gives; NULL with an outcome other than ARENA_OK, or where memory is short. */
+arena_grant *arena_grant_get(arena_holds *h, uint32_t slot, uint64_t generation, int *outcome) {
+    *outcome = arena_object_get(h, slot, generation);
+    if (*outcome != ARENA_OK) return NULL;
+    arena_grant *g = new_grant(arena_holds_mapping(h), h, 0, slot, generation);
+    if (!g) arena_object_release_hold(h, slot);
+    return g;
+}
+
+static void release(arena_grant *g) {
+    if (!g->holds) {
+        arena_slot_release(g->mapping, g->row, g->slot, g->generation);
+        return;
+    }
+    arena_object_release_hold(g->holds, g->slot);
+    arena_holds_release(g->holds);
 }
 
 /* The last holder releases the slot: at once, in whatever thread. */
 void arena_grant_drop(arena_grant *g) {
     if (!arena_map_is_alive(g->mapping)) return; /* a forked child: its parent holds the lease */
     if (atomic_fetch_sub(&g->holders, 1) != 1) return;
-    arena_slot_release(g->mapping, g->row, g->slot, g->generation);
+    release(g);
     arena_map_release(g->mapping);
     atomic_fetch_sub(&grants_live, 1);
     free(g);

@@ -155,6 +155,7 @@ uint64_t arena_layout_constant(int which) {
     case 8: return offsetof(struct arena_member, consumed);
     case 9: return offsetof(struct arena_member, park);
     case 10: return sizeof(struct arena_slot);
+    case 11: return offsetof(struct arena_header, secret);
     default: return 0;
     }
 }

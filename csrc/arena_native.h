@@ -144,10 +144,32 @@ void arena_slot_release(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t 
 uint32_t arena_slots_free(arena_mapping *m, const uint32_t *slots, uint32_t n, const uint64_t *generation_of,
                           const uint64_t *required_of, uint8_t *is_free, uint64_t *impossible);
 void arena_rows_clear(arena_mapping *m, uint32_t row);
+int arena_slot_extent(arena_mapping *m, uint32_t slot, uint64_t *offset, uint64_t *nbytes);
 
-/* ---- leases: a grant is what one message gave this process of one slot; tensors share it ---- */
+/* ---- object slots ---- */
+typedef struct arena_hold { /* private to a reader's process, per slot */
+    uint64_t count;
+    uint64_t generation;
+} arena_hold;
+typedef struct arena_holds arena_holds; /* of one reader */
+arena_holds *arena_holds_open(arena_mapping *m, uint32_t row);
+void arena_holds_retain(arena_holds *h);
+void arena_holds_release(arena_holds *h);
+arena_hold *arena_holds_private(arena_holds *h);
+arena_mapping *arena_holds_mapping(arena_holds *h);
+int arena_object_announce(arena_holds *h, uint32_t slot, uint64_t generation);
+int arena_object_recheck(arena_holds *h, uint32_t slot, uint64_t generation);
+int arena_object_get(arena_holds *h, uint32_t slot, uint64_t generation);
+void arena_object_release_hold(arena_holds *h, uint32_t slot);
+void arena_object_publish(arena_mapping *m, uint32_t slot, uint64_t generation);
+void arena_object_evict(arena_mapping *m, uint32_t slot, uint64_t generation);
+uint64_t arena_object_scan(arena_mapping *m, uint32_t slot, uint64_t generation, uint64_t clear);
+uint32_t arena_row_holds(arena_mapping *m, uint32_t row, uint32_t *slots, uint64_t *generations);
+
+/* ---- leases: a grant is what one message, or one get, gave this process of one slot; tensors share it ---- */
 typedef struct arena_grant arena_grant;
 arena_grant *arena_grant_open(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation);
+arena_grant *arena_grant_get(arena_holds *h, uint32_t slot, uint64_t generation, int *outcome);
 void arena_grant_drop(arena_grant *g);
 void *arena_grant_tensor(arena_grant *g, char *data, int code, int bits, int ndim, const int64_t *shape,
                          const int64_t *strides);

@@ -49,19 +49,24 @@ void arena_slot_claim(arena_mapping *m, uint32_t slot, uint64_t generation, uint
     entry->kind = kind;
 }
 
-/* Checks a (slot, generation) that came out of a message and gives its extent.  Every word is read
- * once and judged as read: shared memory may change between two looks. */
-int arena_slot_lease(arena_mapping *m, uint32_t slot, uint64_t generation, uint64_t *offset, uint64_t *nbytes) {
-    if (slot >= m->geometry.n_slots) return ARENA_CORRUPT;
+/* The extent of a slot that is held.  Every word is read once and judged as read: shared memory may
+ * change between two looks. */
+int arena_slot_extent(arena_mapping *m, uint32_t slot, uint64_t *offset, uint64_t *nbytes) {
     struct arena_slot *entry = slot_of(m, slot);
-    STEP(gen_load);
-    if (arena_gen_load_relaxed(&entry->generation) != generation) return ARENA_STALE; /* [slot.gen] */
     STEP(extent_load);
     *offset = *(volatile uint64_t *)&entry->offset;
     *nbytes = *(volatile uint64_t *)&entry->nbytes;
     uint64_t limit = m->geometry.data_bytes;
     bool inside = *offset <= limit && *nbytes <= limit - *offset;
     return inside && *offset % ARENA_PAGE == 0 ? ARENA_OK : ARENA_CORRUPT;
+}
+
+/* Checks a (slot, generation) that came out of a message and gives its extent. */
+int arena_slot_lease(arena_mapping *m, uint32_t slot, uint64_t generation, uint64_t *offset, uint64_t *nbytes) {
+    if (slot >= m->geometry.n_slots) return ARENA_CORRUPT;
+    STEP(gen_load);
+    if (arena_gen_load_relaxed(&slot_of(m, slot)->generation) != generation) return ARENA_STALE; /* [slot.gen] */
+    return arena_slot_extent(m, slot, offset, nbytes);
 }
 
 /* Idempotent, from any thread: a late or repeated store frees nobody else's generation. */

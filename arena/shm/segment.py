@@ -78,6 +78,10 @@ class Segment:
         """Where the data area is mapped in this process."""
         return int(ffi.cast("uintptr_t", self.mapping.data))
 
+    def secret(self) -> bytes:
+        """What authenticates cache handles: readable by whoever can map the segment, and no one else."""
+        return bytes(ffi.buffer(self.mapping.control + layout.HEADER_SECRET, layout.SECRET_BYTES))
+
     def close(self) -> None:
         """Gives up this object's hold of the mapping and its descriptor; idempotent."""
         with self._lock:
@@ -220,6 +224,8 @@ def _header_of(handle: SegmentHandle) -> bytes:
 def _write_header(segment: Segment) -> None:
     """Before any handle is out, so no order is needed."""
     ffi.buffer(segment.mapping.control, _HEADER.size)[:] = _header_of(segment.handle)
+    secret = secrets.token_bytes(layout.SECRET_BYTES)
+    ffi.buffer(segment.mapping.control + layout.HEADER_SECRET, layout.SECRET_BYTES)[:] = secret
 
 
 def _prefault(segment: Segment, prefault: Prefault) -> None:
