@@ -11,10 +11,10 @@ demo: $(READY)
 	$(VENV)/bin/arena demo $(ARGS)
 
 test: $(READY) lint
-	$(RUN) -m pytest -m "not deep and not gpu" $(ARGS)
+	$(RUN) -m pytest -m "not deep" $(ARGS)
 
 check-deep: $(READY)
-	$(RUN) -m pytest -m "not gpu" --timeout 3600 $(ARGS)
+	$(RUN) -m pytest --timeout 3600 $(ARGS)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
