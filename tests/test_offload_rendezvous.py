@@ -29,7 +29,7 @@ from arena.offload import SharedOffloadRegion
 from arena.shm import leftovers, membership
 from arena.shm.backing import MemfdBacking
 from arena.shm.directory import directory
-from arena.shm.entry import STATUS_BYTES, Entry, Record, Status
+from arena.shm.entry import RECORDS_OFFSET, Entry, Failure, Record
 from spec.models.rendezvous_steps import RECOMMENDED
 
 
@@ -278,10 +278,10 @@ def a_dead_record(nonce: bytes) -> Record:
 LEFTOVERS = {
     "empty": lambda: b"",
     "garbage": lambda: os.urandom(3000),
-    "torn": lambda: bytes(STATUS_BYTES) + a_dead_record(bytes(16)).pack()[:40],
-    "dead, same nonce": lambda: bytes(STATUS_BYTES) + a_dead_record(membership.nonce_bytes("mine")).pack(),
-    "dead, other nonce": lambda: bytes(STATUS_BYTES) + a_dead_record(membership.nonce_bytes("other")).pack(),
-    "a dead one's failure": lambda: Status(membership.nonce_bytes("mine"), failure="ArenaError\nold", pid=1).pack(),
+    "torn": lambda: bytes(RECORDS_OFFSET) + a_dead_record(bytes(16)).pack()[:40],
+    "dead, same nonce": lambda: bytes(RECORDS_OFFSET) + a_dead_record(membership.nonce_bytes("mine")).pack(),
+    "dead, other nonce": lambda: bytes(RECORDS_OFFSET) + a_dead_record(membership.nonce_bytes("other")).pack(),
+    "a dead one's failure": lambda: bytes(64) + Failure(membership.nonce_bytes("mine"), 1, 0, "ArenaError\nold").pack(),
 }
 
 

@@ -1,7 +1,7 @@
 """The entry file of a rendezvous: what stands in it, byte by byte, and its lock.
 
-A status block of 1 KiB, then one record of 128 bytes per member.  Each is written by one ``pwrite`` and ends in a
-checksum: one that is torn is nobody's, for its writer died before it was in.
+A mark that the memory is populated, the first failure, then one record of 128 bytes per member.  Each is written by one
+``pwrite`` and ends in a checksum: one that is torn is nobody's, for its writer died before it was in.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from pathlib import Path
 from arena.errors import ArenaError, AttachError
 from arena.shm.descriptors import close_kept, open_kept
 
-STATUS_BYTES = 1024
+POPULATED_BYTES = 64
+FAILURE_BYTES = 960
+RECORDS_OFFSET = POPULATED_BYTES + FAILURE_BYTES
 RECORD_BYTES = 128
 ENTRY_BYTES_MAX = 1 << 20  # 8,000 members: more is not an entry of ours
 NO_RANK = -1
 LOCK_TIMEOUT_S = 1.0
 
 _RECORD = struct.Struct("<4sIiIQQQQQQ16s")
-_STATUS = struct.Struct("<4sIIIQ16s")
+_FAILURE = struct.Struct("<4sIIQ16s")
 _CHECKSUM = struct.Struct("<I")
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock of fcntl(2)
 _RECORD_MAGIC = b"ARDV"
-_STATUS_MAGIC = b"ARDS"
+_FAILURE_MAGIC = b"ARDF"
+_POPULATED_MAGIC = b"ARDP"
 
 
 @dataclass(frozen=True)
@@ -72,54 +75,55 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Status:
-    """How the construction of an instance went.
-
-    Attributes:
-        nonce: which instance.
-        is_populated: its creator has populated all of the memory.
-        failure: the first error of one of its processes; empty if there was none.
-        pid: the process that failed, and its start time.
-    """
+class Failure:
+    """The first error of a process of an instance, and which process it was."""
 
     nonce: bytes
-    is_populated: bool = False
-    failure: str = ""
-    pid: int = 0
-    start: int = 0
+    pid: int
+    start: int
+    text: str
 
     def pack(self) -> bytes:
-        room = STATUS_BYTES - _STATUS.size - _CHECKSUM.size
-        text = self.failure.encode()[:room]
-        head = _STATUS.pack(_STATUS_MAGIC, self.is_populated, self.pid, len(text), self.start, self.nonce)
-        body = head + text
-        return (body + _CHECKSUM.pack(zlib.crc32(body))).ljust(STATUS_BYTES, b"\0")
+        room = FAILURE_BYTES - _FAILURE.size - _CHECKSUM.size
+        text = self.text.encode()[:room]
+        body = _FAILURE.pack(_FAILURE_MAGIC, self.pid, len(text), self.start, self.nonce) + text
+        return (body + _CHECKSUM.pack(zlib.crc32(body))).ljust(FAILURE_BYTES, b"\0")
 
     @staticmethod
-    def unpack(raw: bytes) -> Status | None:
-        """The status, or None if it is torn or was never written."""
-        if len(raw) < STATUS_BYTES:
+    def unpack(raw: bytes) -> Failure | None:
+        """The failure, or None if it is torn or was never written."""
+        if len(raw) < FAILURE_BYTES:
             return None
-        magic, is_populated, pid, text_bytes, start, nonce = _STATUS.unpack_from(raw)
-        end = _STATUS.size + text_bytes
-        if magic != _STATUS_MAGIC or end + _CHECKSUM.size > STATUS_BYTES:
+        magic, pid, text_bytes, start, nonce = _FAILURE.unpack_from(raw)
+        end = _FAILURE.size + text_bytes
+        if magic != _FAILURE_MAGIC or end + _CHECKSUM.size > FAILURE_BYTES:
             return None
         if raw[end : end + _CHECKSUM.size] != _CHECKSUM.pack(zlib.crc32(raw[:end])):
             return None
-        failure = raw[_STATUS.size : end].decode(errors="replace")
-        return Status(nonce, bool(is_populated), failure, pid, start)
+        return Failure(nonce, pid, start, raw[_FAILURE.size : end].decode(errors="replace"))
+
+
+def _populated(nonce: bytes) -> bytes:
+    """What the creator writes when it has populated the memory; needs no lock, as nobody else writes there."""
+    body = _POPULATED_MAGIC + nonce
+    return (body + _CHECKSUM.pack(zlib.crc32(body))).ljust(POPULATED_BYTES, b"\0")
 
 
 @dataclass(frozen=True)
 class Content:
     """All that an entry says."""
 
-    status: Status | None
+    populated_mark: bytes
+    failure: Failure | None
     records: dict[int, Record]  # by offset
+
+    def is_populated(self, nonce: bytes) -> bool:
+        """Whether the creator of that instance has populated the memory."""
+        return self.populated_mark == _populated(nonce)
 
     def free_offset(self) -> int:
         """Where a new record goes: the first place that holds none."""
-        offset = STATUS_BYTES
+        offset = RECORDS_OFFSET
         while offset in self.records:
             offset += RECORD_BYTES
         return offset
@@ -194,11 +198,12 @@ class Entry:
     def read(self) -> Content:
         raw = os.pread(self.fd, ENTRY_BYTES_MAX, 0)
         records = {}
-        for offset in range(STATUS_BYTES, len(raw), RECORD_BYTES):
+        for offset in range(RECORDS_OFFSET, len(raw), RECORD_BYTES):
             record = Record.unpack(raw[offset : offset + RECORD_BYTES])
             if record is not None:
                 records[offset] = record
-        return Content(Status.unpack(raw[:STATUS_BYTES]), records)
+        failure = Failure.unpack(raw[POPULATED_BYTES:RECORDS_OFFSET])
+        return Content(raw[:POPULATED_BYTES], failure, records)
 
     def hold(self, offset: int) -> None:
         """Locks the bytes of this member's own record for life: a sign of life that other PID namespaces can see."""
@@ -219,8 +224,14 @@ class Entry:
     def erase_record(self, offset: int) -> None:
         _write_at(self.fd, bytes(RECORD_BYTES), offset)
 
-    def write_status(self, status: Status) -> None:
-        _write_at(self.fd, status.pack(), 0)
+    def write_populated(self, nonce: bytes) -> None:
+        _write_at(self.fd, _populated(nonce), 0)
+
+    def write_failure(self, failure: Failure) -> None:
+        _write_at(self.fd, failure.pack(), POPULATED_BYTES)
+
+    def erase_failure(self) -> None:
+        _write_at(self.fd, bytes(FAILURE_BYTES), POPULATED_BYTES)
 
     def truncate(self) -> None:
         os.ftruncate(self.fd, 0)

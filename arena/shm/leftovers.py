@@ -35,8 +35,8 @@ def _remove_if_dead(path: Path, backing: Backing, *, nonce: bytes | None) -> boo
         return False
     try:
         entry.lock()
-        status = entry.read().status
-        wrong = nonce is not None and (status is None or status.nonce != nonce)
+        failure = entry.read().failure
+        wrong = nonce is not None and (failure is None or failure.nonce != nonce)
         if wrong or not entry.is_at_path() or backing.survivors(entry):
             return False
         backing.remove()

@@ -25,7 +25,7 @@ from arena.shm.entry import NO_RANK, Entry, Record
 from arena.shm.layout import align
 from arena.shm.membership import Member, Wanted, step
 from arena.shm.native import ffi, lib
-from arena.shm.outcome import find_failed_creator, status_of, write_failure
+from arena.shm.outcome import failure_in, find_failed_creator, forget_past_failure, write_failure
 
 log = logging.getLogger("arena.shm")
 
@@ -106,10 +106,11 @@ def path_is_another_file(entry: Entry) -> None:
 
 def _attach(wanted: Wanted, backing: Backing, entry: Entry) -> Member | None:
     """Comes in through a live member; None if there is none."""
+    forget_past_failure(wanted, entry)
     for _ in range(RETRIES_MAX):
-        find_failed_creator(wanted, entry)
         survivors = backing.survivors(entry)
         if not survivors:
+            find_failed_creator(wanted, entry)
             step("find_nobody")
             return None
         find_other_instance(wanted, survivors)
@@ -337,6 +338,6 @@ def _is_failure_known(wanted: Wanted) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return bool(status_of(entry, wanted).failure)
+        return failure_in(entry, wanted) is not None
     finally:
         entry.close()
