@@ -12,6 +12,7 @@ from arena.handle import Handle
 from arena.message.leases import Decoder
 from arena.message.outofband import OutOfBandReader, identity
 from arena.protocol.ring import Outcome, RingReader
+from arena.protocol.slots import SlotReader
 from arena.shm import process, segment
 from arena.shm.layout import EMPTY_WORD, MemberWord, State
 from arena.shm.native import lib
@@ -45,7 +46,8 @@ class ReaderEnd(Endpoint):
             raise
         self._spin_us = handle.spin_us
         access = handle.reader_access
-        self._decoder = Decoder(attached, row, private=access == "private", readonly=access == "readonly")
+        slots = SlotReader(attached, row)
+        self._decoder = Decoder(attached, slots, private=access == "private", readonly=access == "readonly")
 
     def _claim_entry(self) -> bool:
         """Takes the rank's entry; False while its last holder is dead and the writer has not looked yet.

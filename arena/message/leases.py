@@ -9,20 +9,28 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from arena.errors import CorruptError
 from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
 from arena.message.tensors import BYTE, is_dense
-from arena.protocol.slots import Grant, SlotReader
+from arena.protocol.slots import Grant
 from arena.shm import layout
 from arena.shm.native import capsule_to_tensor, ffi, lib, shape_of
 from arena.shm.segment import Segment
 
 Receive = Callable[[int, int], Sequence[memoryview]]
 """Fetches the frames of message ``number`` (first argument), ``n_frames`` of them: the pickle, then the inline buffers."""
+
+
+class Slots(Protocol):
+    """Where slots come from: a message's grants, or handles of objects."""
+
+    def open(self, grant: Grant) -> Any: ...
+
+    def lease(self, grant: Grant) -> tuple[int, int]: ...
 
 
 class SlotBytes:
@@ -74,10 +82,9 @@ def _check_shape(bits: int, shape: Sequence[int], strides: Sequence[int] | None,
 class Decoder:
     """Unpickles messages in one reader; one thread at a time."""
 
-    def __init__(self, segment: Segment, row: int, *, private: bool, readonly: bool) -> None:
-        self._segment = segment
+    def __init__(self, segment: Segment, slots: Slots, *, private: bool, readonly: bool) -> None:
         self._mapping = segment.mapping
-        self._slots = SlotReader(segment, row)
+        self._slots = slots
         self._private = private
         self._readonly = readonly
 
@@ -112,19 +119,11 @@ class Decoder:
         held: list[Any] = []
         try:
             for grant in grants:
-                held.append(self._open(grant))
+                held.append(self._slots.open(grant))
             yield [self._map(c_grant, grant) for c_grant, grant in zip(held, grants)]
         finally:
             for c_grant in held:
                 lib.arena_grant_drop(c_grant)
-
-    def _open(self, grant: Grant) -> Any:
-        if grant.slot >= self._segment.layout.n_slots:
-            raise CorruptError(f"a message grants slot {grant.slot} of {self._segment.layout.n_slots}")
-        c_grant = lib.arena_grant_open(self._mapping, self._slots.row, grant.slot, grant.generation)
-        if c_grant == ffi.NULL:
-            raise MemoryError("no memory for a grant")
-        return c_grant
 
     def _map(self, c_grant: Any, grant: Grant) -> tuple[Any, Any, int]:
         offset, nbytes = self._slots.lease(grant)

@@ -10,12 +10,14 @@ row's ``done`` word equals its generation.  The dead leave every mask for good (
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
 from arena.errors import CorruptError, StaleSlotError
 from arena.protocol.extents import Extents
+from arena.shm.layout import LINE, PAGE, align
 from arena.shm.native import ffi, lib
 from arena.shm.segment import Segment
 
@@ -45,16 +47,24 @@ class State(IntEnum):
     PUBLISHED = 2  # complete, its message not out yet
     SENT = 3  # its message is out, or a loan was given up
     LOANED = 4  # the caller of loan() fills it
+    OBJECT = 5  # an object's, open or draining: ObjectWriter knows
 
 
 KIND_MESSAGE = 1
+KIND_OBJECT = 2
 
 
 class SlotWriter:
-    """The writer's half of the slot table.  Not thread-safe: the queue's lock guards it."""
+    """The writer's half of the slot table.
+
+    Thread-safe: a queue and a cache in one segment share it.  ``lock`` is held by each method, and by a caller that
+    needs several of them to be one; never while bytes are copied or anything is waited for.
+    """
 
     def __init__(self, segment: Segment) -> None:
         of = segment.layout
+        self.lock = threading.RLock()
+        self.on_reclaim: list[Callable[[int], None]] = []  # called with a dead reader's row before it is zeroed
         self._mapping = segment.mapping
         self._fd = segment.fd if segment.writable_file else -1
         self._data_offset = of.control_bytes
@@ -74,87 +84,121 @@ class SlotWriter:
 
     # ---- the life of a slot -----------------------------------------------------------------------------------
 
-    def claim(self, nbytes: int) -> int | Refusal:
-        """A free slot with an extent of ``nbytes`` (> 0) and a new generation; a refusal changes nothing."""
+    def claim(self, nbytes: int, kind: int = KIND_MESSAGE) -> int | Refusal:
+        """A free slot with an extent of ``nbytes`` (> 0) and a new generation; a refusal changes nothing.
+
+        An object's slot has an odd generation until the object is published.
+        """
         if nbytes > self.capacity_bytes:
             return Refusal.OVERSIZE if self.capacity_bytes else Refusal.NO_ARENA
-        if not self._free:
-            return Refusal.NO_SLOT
-        offset = self.extents.take(nbytes)
-        if offset is None:
-            return Refusal.NO_EXTENT
-        slot = self._free.pop()
-        self.offsets[slot], self.lengths[slot] = offset, nbytes
-        self.generations[slot] += 1
-        self.states[slot] = State.CLAIMED
-        lib.arena_slot_claim(self._mapping, slot, self.generations[slot], offset, nbytes, KIND_MESSAGE)  # [slot.gen]
-        return slot
+        with self.lock:
+            if not self._free:
+                return Refusal.NO_SLOT
+            offset = self.extents.take(nbytes)
+            if offset is None:
+                return Refusal.NO_EXTENT
+            slot = self._free.pop()
+            self.offsets[slot], self.lengths[slot] = offset, nbytes
+            generation = self.generations[slot] + 1
+            self.generations[slot] = generation | 1 if kind == KIND_OBJECT else generation
+            self.states[slot] = State.CLAIMED
+            lib.arena_slot_claim(self._mapping, slot, self.generations[slot], offset, nbytes, kind)  # [slot.gen]
+            return slot
 
-    def copy(self, slot: int, source: Any, threads: int) -> int:
-        """Fills a claimed slot from ``source`` (a C pointer), new pages by write(2).
+    def copy(self, slot: int, source: Any, threads: int, at: int = 0, nbytes: int | None = None) -> int:
+        """Fills a claimed slot, or ``nbytes`` of it from ``at`` on, from a C pointer; new pages by write(2).
 
         Returns:
             0, or the errno of the file system or cgroup that has no page left: the slot is then to be aborted.
         """
-        offset, nbytes = self.offsets[slot], self.lengths[slot]
+        offset, nbytes = self.offsets[slot] + at, self.lengths[slot] if nbytes is None else nbytes
         warm = max(0, min(nbytes, self._warm_bytes - offset)) if self._fd >= 0 else nbytes
-        to = self.pointer(slot)
+        to = self.pointer(slot) + at
         if warm:
             lib.arena_copy(to, source, warm, threads)
         if warm < nbytes:
-            at = self._data_offset + offset + warm
-            error = lib.arena_copy_cold(self._fd, at, to + warm, source + warm, nbytes - warm)
+            error = lib.arena_copy_cold(
+                self._fd, self._data_offset + offset + warm, to + warm, source + warm, nbytes - warm
+            )
             if error:
                 return int(error)
-            self._mark_warm(slot)
+            self._mark_warm(offset, nbytes)
         return 0
 
-    def populate(self, slot: int) -> int:
+    def populate(self, slot: int, at: int = 0, nbytes: int | None = None) -> int:
         """Takes the pages of a claimed slot that will be filled in place; 0, or an errno as from ``copy``."""
-        if self.offsets[slot] + self.lengths[slot] <= self._warm_bytes:
+        offset, nbytes = self.offsets[slot] + at, self.lengths[slot] if nbytes is None else nbytes
+        if offset + nbytes <= self._warm_bytes:
             return 0
-        error = lib.arena_populate(self.pointer(slot), self.lengths[slot], 1)
+        ahead = offset % PAGE
+        error = lib.arena_populate(self._mapping.data + offset - ahead, nbytes + ahead, 1)
         if not error:
-            self._mark_warm(slot)
+            self._mark_warm(offset, nbytes)
         return int(error)
 
     def publish(self, slots: Iterable[int], members: int) -> None:
         """Fixes who owes a release for each slot of a message: the members now, and the writer for its own loans."""
-        for slot in slots:
-            own = 0
-            if self.states[slot] is State.LOANED:
-                own = 1 << self.loan_row
-                del self._loans[slot]
-            self.required[slot] = members | own
-            self.states[slot] = State.PUBLISHED
+        with self.lock:
+            for slot in slots:
+                own = 0
+                if self.states[slot] is State.LOANED:
+                    own = 1 << self.loan_row
+                    del self._loans[slot]
+                self.required[slot] = members | own
+                self.states[slot] = State.PUBLISHED
 
     def enqueue(self, slots: Iterable[int], position: int) -> None:
         """The message at this ring position names the slots and is out: they are free once all required rows are done."""
-        for slot in slots:
-            self.states[slot] = State.SENT
-            self._sent[slot] = position
+        with self.lock:
+            for slot in slots:
+                self.states[slot] = State.SENT
+                self._sent[slot] = position
 
     def abort(self, slots: Iterable[int]) -> None:
         """The message will not go out: its slots, claimed and published ones alike, are free again; loans stay loans."""
-        for slot in slots:
-            if self.required[slot] >> self.loan_row & 1:
-                self.loan(slot)
-            else:
-                self._make_free(slot)
+        with self.lock:
+            for slot in slots:
+                if self.required[slot] >> self.loan_row & 1:
+                    self.loan(slot)
+                else:
+                    self.free(slot)
 
     def loan(self, slot: int) -> None:
         """The slot is the caller's to fill; it is free when the caller has dropped it, published or not."""
-        self.states[slot] = State.LOANED
-        self.required[slot] = 1 << self.loan_row
-        self._loans[slot] = None
+        with self.lock:
+            self.states[slot] = State.LOANED
+            self.required[slot] = 1 << self.loan_row
+            self._loans[slot] = None
 
     def loan_at(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """The unpublished loan that these bytes lie in, and where in it."""
-        for slot in self._loans:
-            within = address - self._data_address - self.offsets[slot]
-            if within >= 0 and within + nbytes <= self.lengths[slot]:
-                return slot, within
+        with self.lock:
+            for slot in self._loans:
+                within = address - self._data_address - self.offsets[slot]
+                if within >= 0 and within + nbytes <= self.lengths[slot]:
+                    return slot, within
         return None
+
+    def adopt(self, slot: int) -> bool:
+        """An unpublished loan, or a claimed slot, becomes an object's; False if the loan has been published meanwhile."""
+        with self.lock:
+            if self.states[slot] is State.LOANED:
+                del self._loans[slot]
+                self.required[slot] = 0
+            elif self.states[slot] is not State.CLAIMED:
+                return False
+            self.states[slot] = State.OBJECT
+            return True
+
+    def free(self, slot: int) -> None:
+        """Nobody holds the slot: it and its extent can be claimed again."""
+        with self.lock:
+            self.extents.give(self.offsets[slot])
+            self.states[slot] = State.FREE
+            self.required[slot] = 0
+            self._sent.pop(slot, None)
+            self._loans.pop(slot, None)
+            self._free.append(slot)
 
     def open_own_grant(self, slot: int) -> Any:
         """The writer's own grant of a slot, held by the tensors over a loan; its drop is the writer's release."""
@@ -173,17 +217,31 @@ class SlotWriter:
 
     def reclaim(self, rank: int) -> None:
         """A dead reader owes nothing any more, in any slot, for good; its rows are zeroed for its successor."""
-        self._excuse(rank, range(len(self.states)))
-        lib.arena_rows_clear(self._mapping, rank)
+        with self.lock:
+            self._excuse(rank, range(len(self.states)))
+            for tell in self.on_reclaim:
+                tell(rank)
+            lib.arena_rows_clear(self._mapping, rank)
 
     def excuse_unread(self, rank: int, consumed: int) -> None:
         """A reader that has left owes nothing for the messages that it never read, from ring position ``consumed`` on."""
-        unread = (slot for slot, state in enumerate(self.states) if self._sent.get(slot, consumed) >= consumed)
-        self._excuse(rank, unread)
+        with self.lock:
+            unread = (slot for slot in range(len(self.states)) if self._sent.get(slot, consumed) >= consumed)
+            self._excuse(rank, unread)
 
     def owes(self, rank: int) -> bool:
-        """Whether a reader is still required to release anything."""
-        return any(self.required[slot] >> rank & 1 for slot in [*self._sent])
+        """Whether a reader is still required to release anything, or holds an object."""
+        with self.lock:
+            if any(self.required[slot] >> rank & 1 for slot in [*self._sent]):
+                return True
+        return bool(self.held_by(rank))
+
+    def held_by(self, row: int) -> list[tuple[int, int]]:
+        """The objects that a row holds: (slot, generation)."""
+        n_slots = len(self.states)
+        slots, generations = ffi.new("uint32_t[]", n_slots), ffi.new("uint64_t[]", n_slots)
+        count = lib.arena_row_holds(self._mapping, row, slots, generations)  # [object.release]
+        return list(zip(slots[0:count], generations[0:count]))
 
     def collect(self) -> int:
         """Finds what has become free, in one native call; returns how many slots.
@@ -191,9 +249,10 @@ class SlotWriter:
         Raises:
             CorruptError: a reader's word says that it released a generation which does not exist yet.
         """
-        released, impossible = self._released()
-        for slot in released:
-            self._make_free(slot)
+        with self.lock:
+            released, impossible = self._released()
+            for slot in released:
+                self.free(slot)
         if impossible:
             rows = [row for row in range(self.loan_row) if impossible >> row & 1]
             raise CorruptError(f"the done words of readers {rows} name generations that were never published")
@@ -203,9 +262,10 @@ class SlotWriter:
 
     def usage(self) -> tuple[int, int]:
         """Free slots and bytes in use, counting what is released and not collected yet; from any thread."""
-        released, _ = self._released()
-        free_bytes = sum(self.extents.length(self.offsets[slot]) for slot in released)
-        return len(self._free) + len(released), self.extents.used_bytes - free_bytes
+        with self.lock:
+            released, _ = self._released()
+            free_bytes = sum(self.extents.length(self.offsets[slot]) for slot in released)
+            return len(self._free) + len(released), self.extents.used_bytes - free_bytes
 
     # ---- private ----------------------------------------------------------------------------------------------
 
@@ -224,18 +284,9 @@ class SlotWriter:
         for slot in slots:
             self.required[slot] &= ~(1 << rank)
 
-    def _mark_warm(self, slot: int) -> None:
-        start = self.offsets[slot]
-        if start <= self._warm_bytes:
-            self._warm_bytes = max(self._warm_bytes, start + self.lengths[slot])
-
-    def _make_free(self, slot: int) -> None:
-        self.extents.give(self.offsets[slot])
-        self.states[slot] = State.FREE
-        self.required[slot] = 0
-        self._sent.pop(slot, None)
-        self._loans.pop(slot, None)
-        self._free.append(slot)
+    def _mark_warm(self, start: int, nbytes: int) -> None:
+        if start <= align(self._warm_bytes, LINE):  # a gap between two buffers of one object is less than a line
+            self._warm_bytes = max(self._warm_bytes, start + nbytes)
 
 
 class SlotReader:
@@ -245,6 +296,19 @@ class SlotReader:
         self._mapping = segment.mapping
         self.row = row
         self._extent: Any = ffi.new("uint64_t[2]")
+
+    def open(self, grant: Grant) -> Any:
+        """The C grant of a message's slot: its last holder releases the slot.
+
+        Raises:
+            CorruptError: there is no such slot.
+        """
+        if grant.slot >= self._mapping.geometry.n_slots:
+            raise CorruptError(f"a message grants slot {grant.slot} of {self._mapping.geometry.n_slots}")
+        c_grant = lib.arena_grant_open(self._mapping, self.row, grant.slot, grant.generation)
+        if c_grant == ffi.NULL:
+            raise MemoryError("no memory for a grant")
+        return c_grant
 
     def lease(self, grant: Grant) -> tuple[int, int]:
         """The offset and length of the extent that a message grants; the reader owes a release from the message on.
