@@ -151,13 +151,15 @@ class Encoder:
         return self._reduce(t, tensors.rebuild_parameter)
 
     def _reduce(self, t: torch.Tensor, rebuild: Callable[..., torch.Tensor]) -> Any:
-        reason = tensors.refusal(t)
-        contiguous = reason is None and t.is_contiguous()
-        strides = None if contiguous else t.stride()
-        if reason is None and strides is not None and tensors.is_expanded(t.shape, strides):
-            reason = "expanded"
+        reason, strides = tensors.refusal(t), None
+        if reason is None and (not t.is_contiguous() or 1 in t.shape):
+            strides = tensors.unusual_strides(t)
+        if strides is not None:
+            reason = tensors.refusal_of_strides(t, strides)
         if reason is not None:
             self.counts.fallback[f"{UNSUPPORTED}:{reason}"] += 1
+            if t.layout is not torch.strided:  # torch keeps every sparse tensor that it rebuilds: not with a slot inside
+                return pickle.loads, (pickle.dumps(t, protocol=5),)
             return t.__reduce_ex__(5)  # type: ignore[no-untyped-call]
         if strides is not None and not tensors.is_dense(t.shape, strides):
             t, strides = t.detach(), None

@@ -57,7 +57,27 @@ def refusal(t: torch.Tensor) -> str | None:
         return "wrapper"
     if t.numel() == 0:
         return "empty"
+    if t.data_ptr() == 0 or t.untyped_storage().nbytes() < (t.storage_offset() + t.numel()) * t.itemsize:
+        return "storage"  # freed or cut short by resize_, or never there
     return None
+
+
+def unusual_strides(t: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides, if they are not those of a new tensor of this shape: also where a size of 1 makes them meaningless."""
+    strides, expected = t.stride(), 1
+    for size, stride in zip(reversed(t.shape), reversed(strides)):
+        if stride != expected:
+            return strides
+        expected *= size
+    return None
+
+
+def refusal_of_strides(t: torch.Tensor, strides: Sequence[int]) -> str | None:
+    """Why a tensor keeps its own reduction for the sake of its strides."""
+    if any(stride == 0 and size > 1 for stride, size in zip(strides, t.shape)):
+        return "expanded"  # elements share a place: gathering it would make it larger
+    last = t.storage_offset() + sum([(size - 1) * stride for size, stride in zip(t.shape, strides)])
+    return "storage" if t.untyped_storage().nbytes() < (last + 1) * t.itemsize else None
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -73,11 +93,6 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         expected *= size
     return True
-
-
-def is_expanded(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether several elements share a place: gathering it would make it larger."""
-    return any(stride == 0 and size > 1 for stride, size in zip(strides, shape))
 
 
 def rebuild_tensor(
