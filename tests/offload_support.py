@@ -240,7 +240,7 @@ class _Child:
         began = time.monotonic()
         broken: Any = contextlib.nullcontext()
         if plan.break_at is not None:
-            broken = mock.patch(plan.break_at, side_effect=OSError(28, f"broken on purpose in rank {plan.rank}"))
+            broken = mock.patch(plan.break_at, side_effect=OSError(5, f"broken on purpose in rank {plan.rank}"))
         try:
             with broken:
                 self.region = SharedOffloadRegion(
