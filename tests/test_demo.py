@@ -59,7 +59,9 @@ def test_table_ends_with_a_verdict() -> None:
     assert shown.stdout.splitlines()[-1].startswith("arena: all ")
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "transport", ["arena", *(pytest.param(name, marks=pytest.mark.deep) for name in TRANSPORTS if name != "arena")]
+)
 def test_a_wrong_checksum_is_told_and_ends_with_1(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload, "checksum", lambda tensor: "planted")
     shown = CliRunner().invoke(arena, ["demo", *SMALL, "0.1", "--json", "--transport", transport])
@@ -93,7 +95,15 @@ def _children_at_work(engine: subprocess.Popen[str]) -> list[psutil.Process]:
     pytest.fail("the workers did not get to work")
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda end: end.name)
+@pytest.mark.parametrize(
+    "end",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.deep),
+        pytest.param(signal.SIGINT, marks=pytest.mark.deep),
+    ],
+    ids=lambda end: end.name,
+)
 def test_nothing_is_left_when_the_engine_is_ended(end: signal.Signals, tmp_path: Path) -> None:
     files_before = set(os.listdir("/dev/shm"))
     with long_demo(tmp_path) as (engine, children):

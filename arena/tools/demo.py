@@ -41,9 +41,7 @@ def _parse_sizes(_context: click.Context, _parameter: click.Parameter, text: str
     help="Image sizes, separated by commas: megapixels of a 4:3 sensor, or WIDTHxHEIGHT.",
 )  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Which photographs, and the small fields.")
-@click.option(
-    "--transport", "transports", type=click.Choice(NAMES), multiple=True, help="Only this one (may be repeated)."
-)
+@click.option("--transport", "transports", type=click.Choice(NAMES), multiple=True, help="Only this one (may be repeated).")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of a table.")
 def command(
     workers: int, seconds: float, sizes: list[FrameSize], seed: int, transports: tuple[str, ...], as_json: bool

@@ -137,9 +137,7 @@ def _centre(image: torch.Tensor, side: int) -> torch.Tensor:
 def _letterbox(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Fit the image into the area, aspect kept, centred on black."""
     scale = min(height / image.shape[0], width / image.shape[1])
-    fitted = resize(
-        image, min(math.ceil(image.shape[0] * scale), height), min(math.ceil(image.shape[1] * scale), width)
-    )
+    fitted = resize(image, min(math.ceil(image.shape[0] * scale), height), min(math.ceil(image.shape[1] * scale), width))
     top, left = (height - fitted.shape[0]) // 2, (width - fitted.shape[1]) // 2
     sheet = torch.zeros(height, width, 3, dtype=image.dtype)
     sheet[top : top + fitted.shape[0], left : left + fitted.shape[1]] = fitted
