@@ -1,0 +1,149 @@
+"""The two ends of a segment, whatever travels through it: its owner, who watches the readers, and one reader."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from arena.config import ArenaConfig
+from arena.endpoint import Deadline, Endpoint
+from arena.errors import AttachError, Cancelled
+from arena.handle import Handle
+from arena.protocol.members import Members
+from arena.protocol.ring import Outcome, RingReader, RingWriter
+from arena.protocol.slots import SlotWriter
+from arena.shm import process, segment
+from arena.shm.layout import EMPTY_WORD, PAGE, Layout, MemberWord, State, align
+from arena.shm.native import lib
+from arena.shm.process import Peer
+
+REAP_PERIOD_S = 0.05
+"""How often a busy writer looks at its readers' pidfds (a microsecond); a blocked one does so at every slice."""
+
+RANK_POLL_S = 0.02
+
+
+class OwnerEnd(Endpoint):
+    """Creates a segment, admits its readers, and deals with their deaths."""
+
+    def __init__(self, ranks: Sequence[int], ring_bytes: int, arena: ArenaConfig | None) -> None:
+        config = arena or ArenaConfig()
+        capacity_bytes = align(arena.capacity_bytes if arena else 0, PAGE)
+        of = Layout(len(ranks), arena.slots if arena else 0, ring_bytes, capacity_bytes)
+        made = segment.create(of, backing=config.backing, prefault=config.prefault, huge_pages=config.huge_pages)
+        self.ring = RingWriter(made)
+        super().__init__(made, self.ring.shutdown)
+        self.config = config
+        self.ranks = tuple(ranks)
+        self.slots = SlotWriter(made)
+        self.members = Members(self.ring, self.slots, ranks)
+        self._was_ready = False
+        self._next_reap = 0.0
+
+    def wait_until_ready(self, deadline: Deadline) -> None:
+        """Until every reader has joined."""
+        self.enter(deadline)
+        try:
+            self._wait_until_ready(deadline)
+        finally:
+            self.leave()
+
+    def reap(self) -> int:
+        """Looks for dead readers now; returns how many were found."""
+        self.enter(Deadline(None))
+        try:
+            before = self.members.deaths_total
+            self.members.reap()
+            return self.members.deaths_total - before
+        finally:
+            self.leave()
+
+    def look_around(self) -> None:
+        """Between two messages: joins, leaves and, now and then, deaths."""
+        if self.ring.members_changed():
+            self.members.admit_joiners()
+        now = time.monotonic()
+        if now >= self._next_reap:
+            self._next_reap = now + REAP_PERIOD_S
+            self.members.reap()
+
+    def _wait_until_ready(self, deadline: Deadline) -> None:
+        while True:
+            self.members.admit_joiners()
+            missing = self.members.missing()
+            if not missing:
+                break
+            if deadline.passed():
+                raise TimeoutError(
+                    f"readers {missing} of {len(self.ranks)} have not joined within {deadline.timeout_s} s"
+                )
+            if self.ring.wait_members(deadline.slice_us()) is Outcome.CLOSED:
+                raise Cancelled("shutdown() ended wait_until_ready")
+            self.members.reap()
+        self._was_ready = True
+        self.on_ready()
+
+    def on_ready(self) -> None:
+        """All have mapped the segment: its name is not needed any more."""
+        segment.unlink(self.segment.handle)
+
+    def release(self) -> None:
+        self.ring.close()
+        segment.unlink(self.segment.handle)
+        self.members.close()
+        super().release()
+
+
+class MemberEnd(Endpoint):
+    """Attaches to a segment as one of its readers."""
+
+    def __init__(self, handle: Handle, rank: int) -> None:
+        handle.check()
+        if rank not in handle.local_reader_ranks:
+            raise ValueError(f"rank={rank!r}: this handle's local readers are {list(handle.local_reader_ranks)}")
+        self.handle = handle
+        self.rank = rank
+        self.row = handle.local_reader_ranks.index(rank)
+        attached = segment.attach(handle.segment, handle.reader_access)
+        self.writer = Peer.watch(handle.segment.creator_pid, handle.segment.creator_start)
+        self._claimed = False
+        try:
+            self.entry = MemberWord(State.JOINING, os.getpid(), process.own_start_time())
+            self.ring = RingReader(attached, self.row, self.entry)
+            super().__init__(attached, self.ring.shutdown)
+        except BaseException:
+            self.writer.close()
+            attached.close()
+            raise
+
+    def claim_entry(self) -> bool:
+        """Takes the rank's entry; False while its last holder is dead and the writer has not looked yet.
+
+        Raises:
+            AttachError: a living process has the rank.
+        """
+        if self._claimed:
+            return True
+        mapping, row = self.segment.mapping, self.row
+        if lib.arena_member_claim(mapping, row, EMPTY_WORD, self.entry.pack()):  # [member.claim]
+            self._claimed = True
+            lib.arena_wake_writer(mapping)
+            return True
+        holder = MemberWord.unpack(lib.arena_member_read(mapping, row))
+        peer = Peer.watch(holder.pid, holder.start)
+        taken = holder.state is not State.EMPTY and holder.state is not State.LEFT and not peer.is_dead()
+        peer.close()
+        if taken:
+            raise AttachError(f"rank {self.rank} is taken by process {holder.pid}, and free again when that has ended")
+        return False
+
+    def release(self) -> None:
+        if self._claimed:
+            self.ring.leave()
+        self.close_parts()
+
+    def close_parts(self) -> None:
+        """Gives back what this end holds of its own process."""
+        self.writer.close()
+        self.segment.close()

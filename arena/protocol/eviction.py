@@ -1,0 +1,67 @@
+"""Which objects to evict for room: pure arithmetic over byte ranges.
+
+An extent needs one free range, so evicting the oldest objects one after another may empty half a cache before two
+neighbours happen to go.  Here the fewest ages are given up: the youngest victim is as old as it can be, and only the
+victims of one range go, so nothing is evicted that evicting in order of age would have kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+
+class Victim(NamedTuple):
+    """An object that may be evicted: its range, and its place in order of last use (0 is the oldest)."""
+
+    start: int
+    end: int
+    age: int
+
+
+def choose(free: Sequence[tuple[int, int]], victims: Sequence[Victim], nbytes: int) -> list[Victim]:
+    """The victims that make one free range of ``nbytes``; empty if even all of them would not.
+
+    Args:
+        free: the free ranges.
+        victims: what may be evicted, in order of age; every range is disjoint from every other.
+    """
+    places = sorted([Victim(start, end, -1) for start, end in free] + list(victims))
+    least, most = 0, len(victims)  # how many of the oldest have to be considered
+    if _window(places, most, nbytes) is None:
+        return []
+    while least < most:
+        middle = (least + most) // 2
+        if _window(places, middle, nbytes) is None:
+            least = middle + 1
+        else:
+            most = middle
+    window = _window(places, least, nbytes)
+    return [] if window is None else [place for place in window if place.age >= 0]
+
+
+def _window(places: Sequence[Victim], oldest: int, nbytes: int) -> list[Victim] | None:
+    """Neighbours that are free or among the ``oldest`` victims and make up ``nbytes``."""
+    for run in _runs(place for place in places if place.age < oldest):
+        length = 0
+        for count, place in enumerate(run, 1):
+            length += place.end - place.start
+            if length >= nbytes:
+                first = 0
+                while length - (run[first].end - run[first].start) >= nbytes:
+                    length -= run[first].end - run[first].start
+                    first += 1
+                return run[first:count]
+    return None
+
+
+def _runs(places: Iterator[Victim]) -> Iterator[list[Victim]]:
+    """The places that lie end to end."""
+    run: list[Victim] = []
+    for place in places:
+        if run and run[-1].end != place.start:
+            yield run
+            run = []
+        run.append(place)
+    if run:
+        yield run

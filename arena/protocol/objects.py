@@ -1,0 +1,187 @@
+"""Object slots: put and evicted by the writer, got and held by readers at any moment.
+
+Method names are the actions of ``spec/models/object_slots.py``; a put is ``claim``, ``copy`` and ``publish_object``.
+Shared are a slot's generation and extent, and one ``hold`` word per (reader, slot): the generation that it holds.  To
+evict, the writer closes the generation first and then looks at all rows; until it has seen each of them different, the
+slot is *draining*: nobody waits for it, and it is not used.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from arena.errors import CorruptError, StaleSlotError
+from arena.protocol.slots import KIND_OBJECT, Grant, Refusal, SlotWriter
+from arena.shm.native import ffi, lib
+from arena.shm.segment import Segment
+
+
+@dataclass
+class _Draining:
+    """An evicted slot: the generation that it had, and the rows that were seen without it since."""
+
+    generation: int
+    clear: int = 0
+    fences: list[float] = field(default_factory=list)  # when the quarantines of dead readers end
+
+
+class ObjectWriter:
+    """The writer's half.  Its callers hold ``slots.lock``, except while they copy.
+
+    Args:
+        segment: where the slots are.
+        slots: the slot table, shared with a queue or not.
+        quarantine_s: how long what a dead reader held is kept back, for the DMA that it may have started.
+    """
+
+    def __init__(self, segment: Segment, slots: SlotWriter, quarantine_s: float = 0.0) -> None:
+        self._mapping = segment.mapping
+        self._slots = slots
+        self._quarantine_s = quarantine_s
+        self._every_row = (1 << segment.layout.n_readers + 1) - 1
+        self._open: dict[int, int] = {}  # slot -> generation
+        self._draining: dict[int, _Draining] = {}
+        self._fences: dict[tuple[int, int], list[float]] = {}  # (slot, generation) that dead readers held
+        self._loans: Any = ffi.new("uint64_t[]", segment.layout.n_slots)  # generation under which a slot was lent
+        self._lent: Any = ffi.new("uint64_t[]", segment.layout.n_slots)  # mask of the writer's row for those
+        slots.on_reclaim.append(self.reclaim)
+
+    # ---- put --------------------------------------------------------------------------------------------------
+
+    def claim(self, nbytes: int) -> int | Refusal:
+        """A free slot, never a draining one, with an extent of ``nbytes`` and a closed generation."""
+        slot = self._slots.claim(nbytes, KIND_OBJECT)
+        if not isinstance(slot, Refusal):
+            self._slots.adopt(slot)
+        return slot
+
+    def adopt(self, slot: int) -> bool:
+        """Makes an unpublished loan an object's slot, closed; False if it is no loan any more."""
+        if not self._slots.adopt(slot):
+            return False
+        generations = self._slots.generations
+        self._loans[slot], self._lent[slot] = generations[slot], 1 << self._slots.loan_row
+        generations[slot] = generations[slot] + 1 | 1
+        return True
+
+    def next_generation(self, slot: int) -> int:
+        """The generation that a claimed slot will be published with."""
+        return int(self._slots.generations[slot]) + 1
+
+    def publish_object(self, slot: int) -> Grant:
+        """The payload is complete: the generation opens, and handles may go out."""
+        generation = self.next_generation(slot)
+        self._slots.generations[slot] = generation
+        self._open[slot] = generation
+        lib.arena_object_publish(self._mapping, slot, generation)  # [object.publish]
+        return Grant(slot, generation)
+
+    def abort(self, slot: int) -> None:
+        """A claimed slot will not be published: it is free again."""
+        self._slots.free(slot)
+
+    # ---- eviction ---------------------------------------------------------------------------------------------
+
+    def evict(self, slot: int) -> None:
+        """Closes the generation: no get succeeds from now on, and what holds it already keeps the bytes."""
+        generation = self._open.pop(slot)
+        self._slots.generations[slot] = generation + 1
+        lib.arena_object_evict(self._mapping, slot, generation + 1)  # [object.evict]
+        self._draining[slot] = _Draining(generation, fences=self._fences.pop((slot, generation), []))
+
+    def scan(self) -> int:
+        """Looks at the rows of what drains, and frees what nobody holds any more; returns how many slots."""
+        freed = [slot for slot, draining in self._draining.items() if self._is_drained(slot, draining)]
+        for slot in freed:
+            del self._draining[slot]
+            self._lent[slot] = 0
+            self._slots.free(slot)
+        return len(freed)
+
+    def _is_drained(self, slot: int, draining: _Draining) -> bool:
+        draining.clear = lib.arena_object_scan(
+            self._mapping, slot, draining.generation, draining.clear
+        )  # [object.evict] [object.release]
+        return draining.clear == self._every_row and self.expire(draining.fences) and self._is_given_back(slot)
+
+    def _is_given_back(self, slot: int) -> bool:
+        """Whether the writer has dropped its own tensor over what was a loan."""
+        is_free, impossible = ffi.new("uint8_t *"), ffi.new("uint64_t *")
+        return bool(
+            lib.arena_slots_free(self._mapping, [slot], 1, self._loans, self._lent, is_free, impossible)
+        )  # [slot.done]
+
+    def is_held(self, slot: int) -> bool:
+        """Whether a get would have to be waited for, were the slot evicted now: a hint, since gets go on."""
+        generation = self._open[slot]
+        clear = lib.arena_object_scan(self._mapping, slot, generation, 0)
+        return clear != self._every_row or not self.expire(self._fences.get((slot, generation), []))
+
+    @property
+    def draining_bytes(self) -> int:
+        """Bytes of the evicted objects that are still held."""
+        return sum(self._slots.extents.length(self._slots.offsets[slot]) for slot in self._draining)
+
+    @property
+    def n_slots(self) -> int:
+        """Slots that objects take, draining ones too."""
+        return len(self._open) + len(self._draining)
+
+    # ---- deaths -----------------------------------------------------------------------------------------------
+
+    def reclaim(self, row: int) -> None:
+        """A reader is dead and its row will be zeroed: what it held is fenced off until the quarantine ends."""
+        if not self._quarantine_s:
+            return
+        until = time.monotonic() + self._quarantine_s
+        for slot, generation in self._slots.held_by(row):
+            if self._open.get(slot) == generation:
+                self._fences.setdefault((slot, generation), []).append(until)
+            elif slot in self._draining and self._draining[slot].generation == generation:
+                self._draining[slot].fences.append(until)
+
+    def expire(self, fences: list[float]) -> bool:
+        """Ends the quarantines whose time has come; whether none is left."""
+        fences[:] = [until for until in fences if until > time.monotonic()]
+        return not fences
+
+
+class ObjectReader:
+    """A reader's half; thread-safe."""
+
+    def __init__(self, segment: Segment, row: int) -> None:
+        self._mapping = segment.mapping
+        holds = lib.arena_holds_open(segment.mapping, row)
+        if holds == ffi.NULL:
+            raise MemoryError("no memory for the holds of a reader")
+        self._holds = ffi.gc(holds, lib.arena_holds_release)
+
+    def open(self, grant: Grant) -> Any:
+        """get: a C grant that holds the slot; its last holder releases the hold (``release_hold``), in C.
+
+        Raises:
+            StaleSlotError: the object was evicted.
+            CorruptError: there cannot be such an object.
+        """
+        outcome = ffi.new("int *")
+        c_grant = lib.arena_grant_get(self._holds, grant.slot, grant.generation, outcome)  # [object.evict]
+        if c_grant != ffi.NULL:
+            return c_grant
+        if outcome[0] == lib.ARENA_STALE:
+            raise StaleSlotError(f"slot {grant.slot} no longer carries generation {grant.generation}")
+        if outcome[0] == lib.ARENA_CORRUPT:
+            raise CorruptError(f"generation {grant.generation} of slot {grant.slot}, of {self._mapping.geometry.n_slots}")
+        raise MemoryError("no memory for a grant")
+
+    def lease(self, grant: Grant) -> tuple[int, int]:
+        """The offset and length of the extent of a slot that is held.
+
+        Raises:
+            CorruptError: it lies outside the data area.
+        """
+        extent = ffi.new("uint64_t[2]")
+        if lib.arena_slot_extent(self._mapping, grant.slot, extent, extent + 1) != lib.ARENA_OK:
+            raise CorruptError(f"slot {grant.slot} (extent {extent[0]}, {extent[1]}) is outside the arena")
+        return extent[0], extent[1]
