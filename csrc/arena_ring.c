@@ -168,6 +168,8 @@ void arena_ring_admit(arena_ring_writer *w, uint32_t rank, uint64_t joined_word)
 static void close_and_wake(uint32_t *closed, arena_word32 *park) {
     STEP(closed_store);
     arena_closed_store_seq_cst(closed_of(closed), 1); /* [closed] */
+    STEP(fence);
+    arena_fence_closed_to_parked_seq_cst(); /* [closed] */
     STEP(park_store);
     arena_park_store_relaxed(park, 0);
     futex_wake_one(park);
@@ -179,6 +181,8 @@ void arena_ring_writer_shutdown(arena_ring_writer *w) { close_and_wake(&w->close
 void arena_ring_writer_close(arena_ring_writer *w) {
     STEP(closed_store);
     arena_closed_store_seq_cst(&header_of(w->m)->writer_closed, 1); /* [closed] */
+    STEP(fence);
+    arena_fence_closed_to_parked_seq_cst(); /* [closed] */
     for (uint32_t rank = 0; rank < w->m->geometry.n_readers; rank++) {
         struct arena_member *member = member_of(w->m, rank);
         STEP(park_exchange);

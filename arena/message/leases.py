@@ -16,7 +16,7 @@ import torch
 from arena.errors import CorruptError
 from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
 from arena.message.tensors import BYTE, is_dense
-from arena.protocol.slots import Grant
+from arena.protocol.slots import Grant, drop
 from arena.shm import layout
 from arena.shm.native import capsule_to_tensor, ffi, lib, shape_of
 from arena.shm.segment import Segment
@@ -123,7 +123,7 @@ class Decoder:
             yield [self._map(c_grant, grant) for c_grant, grant in zip(held, grants)]
         finally:
             for c_grant in held:
-                lib.arena_grant_drop(c_grant)
+                drop(c_grant)
 
     def _map(self, c_grant: Any, grant: Grant) -> tuple[Any, Any, int]:
         offset, nbytes = self._slots.lease(grant)

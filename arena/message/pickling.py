@@ -22,7 +22,7 @@ import torch
 
 from arena.message import tensors
 from arena.message.codec import Buffer, Kind
-from arena.protocol.slots import Refusal, SlotWriter
+from arena.protocol.slots import Refusal, SlotWriter, drop
 from arena.ratelimit import RateLimit
 from arena.shm.native import capsule_to_tensor, ffi, lib, shape_of
 
@@ -271,4 +271,4 @@ def view_of(slots: SlotWriter, slot: int, dtype: torch.dtype, shape: Any) -> tor
         node = lib.arena_grant_tensor(grant, slots.pointer(slot), code, bits, len(shape), shape_of(shape), ffi.NULL)
         return capsule_to_tensor(node)
     finally:
-        lib.arena_grant_drop(grant)
+        drop(grant)

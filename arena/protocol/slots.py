@@ -289,6 +289,11 @@ class SlotWriter:
             self._warm_bytes = max(self._warm_bytes, start + nbytes)
 
 
+def drop(c_grant: Any) -> None:
+    """One holder of a grant is gone; the last one releases the slot.  Tensors do the same in C when their storage dies."""
+    lib.arena_grant_drop(c_grant)
+
+
 class SlotReader:
     """A reader's half: from a message's grants to extents, and back."""
 
@@ -326,5 +331,5 @@ class SlotReader:
         raise CorruptError(f"slot {grant.slot} (extent {self._extent[0]}, {self._extent[1]}) is outside the arena: {limits}")
 
     def release(self, grant: Grant) -> None:
-        """Gives a slot back.  Idempotent; tensors do the same in C when their storage dies."""
+        """Gives a slot back: what the drop of the last holder does, in C.  Idempotent."""
         lib.arena_slot_release(self._mapping, self.row, grant.slot, grant.generation)  # [slot.done]

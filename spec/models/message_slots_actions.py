@@ -203,7 +203,7 @@ def moved(state: State, reader: int, slot: int, ref: Ref) -> State:
     return state._replace(refs=put(state.refs, reader, put(state.refs[reader], slot, ref)))
 
 
-@action("reader {reader}", over=["reader"], edge="[ring.publish]")
+@action("reader {reader}", over=["reader"], part_of="open", edge="[ring.publish]")
 def receive(config: Config, state: State, reader: int) -> State | None:
     """Take the next message; its header names the slots that this reader now has to release."""
     queue = state.queues[reader]
@@ -226,7 +226,7 @@ def lease(config: Config, state: State, reader: int, slot: int) -> State | None:
     return moved(state, reader, slot, Ref(LEASED, True))
 
 
-@action("reader {reader}", over=["reader", "slot"], edge="[slot.gen]", defensive=True)
+@action("reader {reader}", over=["reader", "slot"], part_of="lease", edge="[slot.gen]", defensive=True)
 def discard(config: Config, state: State, reader: int, slot: int) -> State | None:
     """The slot has another generation than the message said: refuse it. The protocol never gets here."""
     ref = state.refs[reader][slot]
@@ -235,7 +235,7 @@ def discard(config: Config, state: State, reader: int, slot: int) -> State | Non
     return moved(state, reader, slot, UNUSED)
 
 
-@action("reader {reader}", over=["reader", "slot"], part_of="discard")
+@action("reader {reader}", over=["reader", "slot"], part_of="drop")
 def skip(config: Config, state: State, reader: int, slot: int) -> State | None:
     """Skip a received slot, say because the message does not unpickle: it is released like any other."""
     ref = state.refs[reader][slot]
