@@ -32,6 +32,8 @@ class Twin:
     module: str
     constants: Callable[[Any], dict[str, object]]
     invariants: tuple[str, ...]
+    view: str = ""  # the expression by which TLC tells states apart
+    symmetric: bool = False
     folder: Path = FOLDER
 
     @property
@@ -43,6 +45,8 @@ class Twin:
         """The configuration file of one instance."""
         constants = [f"  {name} = {_tla(value)}" for name, value in self.constants(config).items()]
         lines = ["SPECIFICATION Spec", "CONSTANTS", *constants, *(f"INVARIANT {name}" for name in self.invariants)]
+        if self.view:
+            lines.append(f"VIEW {self.view}")
         if symmetry:
             lines.append("SYMMETRY Symmetry")
         return "\n".join([*lines, ""])
@@ -69,7 +73,24 @@ def message_slots_constants(config: Any) -> dict[str, object]:
     }
 
 
-TWINS = {"message_slots": Twin("MessageSlots", message_slots_constants, ("S1", "S2", "S3", "S4"))}
+def ring_constants(config: Any) -> dict[str, object]:
+    """The constants of Ring.tla."""
+    return {
+        "ReaderCount": config.readers,
+        "Capacity": config.capacity,
+        "WithShutdown": config.shutdown,
+        "WithLeave": config.leave,
+        "WithDeaths": config.deaths,
+        "WithRejoin": config.rejoin,
+        "WithSpurious": config.spurious,
+        "WithSlices": config.slices,
+    }
+
+
+TWINS = {
+    "message_slots": Twin("MessageSlots", message_slots_constants, ("S1", "S2", "S3", "S4"), symmetric=True),
+    "ring": Twin("Ring", ring_constants, ("NoLostWakeup", "NoOverwrite", "NoLostRecord"), view="View"),
+}
 
 
 class NoTLC(Exception):
@@ -143,6 +164,8 @@ def command(
     """Print a model as a TLA+ module with its configuration, or run TLC on it."""
     twin = TWINS[name]
     config = configure(models.load(name), None, settings_of(slots, readers, settings))
+    if symmetry and not twin.symmetric:
+        raise click.UsageError(f"the twin of {name} declares no symmetry")
     configuration = twin.configuration(config, symmetry)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
