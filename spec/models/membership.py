@@ -18,8 +18,9 @@ from spec.models.membership_actions import HANDSHAKE, LEAVING, MESSAGES, OBJECTS
 from spec.models.membership_faults import VARIANTS
 from spec.models.membership_properties import DRAIN, INVARIANTS, SOMETIMES, SOMETIMES_LEFT
 from spec.models.membership_state import Config, State, initial
+from spec.models.membership_views import VIEWS
 
-__all__ = ["VARIANTS", "Config", "State", "model"]
+__all__ = ["VARIANTS", "VIEWS", "Config", "State", "model"]
 
 
 def actions_of(config: Config) -> tuple[Action, ...]:

@@ -21,8 +21,9 @@ from spec.models.object_slots_actions import ACTIONS, QUARANTINE_ACTIONS, miss_l
 from spec.models.object_slots_properties import DRAIN, INVARIANTS, SOMETIMES
 from spec.models.object_slots_state import LABELS, Config, State, initial
 from spec.models.object_slots_variants import VARIANTS
+from spec.models.object_slots_views import VIEWS
 
-__all__ = ["VARIANTS", "Config", "State", "model"]
+__all__ = ["VARIANTS", "VIEWS", "Config", "State", "model"]
 
 
 def actions_of(config: Config) -> tuple[Action, ...]:

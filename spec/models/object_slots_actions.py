@@ -47,7 +47,7 @@ PAIR_LABEL = ("reader", "slot", "label")
 # ---------------------------------------------------------------------------------------------------------- the writer
 
 
-@action("writer", over=SLOT, part_of="put", progress=False)
+@action("writer", over=SLOT, progress=False)
 def claim(config: Config, state: State, slot: int) -> State | None:
     """Take a free slot, never a draining one, for a new object."""
     record = state.slots[slot]
@@ -58,7 +58,7 @@ def claim(config: Config, state: State, slot: int) -> State | None:
     return with_slot(relabelled(state, slot, AFTER_CLAIM), slot, filling)
 
 
-@action("writer", over=SLOT, part_of="put", progress=False)
+@action("writer", over=SLOT, progress=False)
 def copy(config: Config, state: State, slot: int) -> State | None:
     """Copy the object into the slot's extent."""
     record = state.slots[slot]
@@ -67,7 +67,7 @@ def copy(config: Config, state: State, slot: int) -> State | None:
     return with_slot(state, slot, record._replace(complete=True))
 
 
-@action("writer", over=SLOT, part_of="put", edge="[object.publish]", progress=False)
+@action("writer", over=SLOT, edge="[object.publish]", progress=False)
 def publish_object(config: Config, state: State, slot: int) -> State | None:
     """The object is complete: open the generation and give out handles."""
     record = state.slots[slot]
@@ -76,7 +76,7 @@ def publish_object(config: Config, state: State, slot: int) -> State | None:
     return with_slot(state, slot, record._replace(owner=LIVE))
 
 
-@action("writer", over=SLOT, part_of="put", progress=False)
+@action("writer", over=SLOT, progress=False)
 def abort(config: Config, state: State, slot: int) -> State | None:
     """Give the object up before it is published."""
     record = state.slots[slot]

@@ -232,7 +232,7 @@ def announce_packed(config: Config, state: State, reader: int, slot: int, label:
 # ---- a draining slot filled again
 
 
-@action("writer", over=SLOT, part_of="put", progress=False)
+@action("writer", over=SLOT, part_of="claim", progress=False)
 def refill(config: Config, state: State, slot: int) -> State | None:
     """Put a new object into a slot that still drains."""
     record = state.slots[slot]
@@ -241,7 +241,7 @@ def refill(config: Config, state: State, slot: int) -> State | None:
     return with_slot(state, slot, record._replace(owner=FILLING, complete=False, refilled=True))
 
 
-@action("writer", over=SLOT, part_of="put", progress=False)
+@action("writer", over=SLOT, part_of="abort", progress=False)
 def abort_unless_refilled(config: Config, state: State, slot: int) -> State | None:
     """Give the object up, in a slot that does not drain."""
     return None if state.slots[slot].refilled else abort(config, state, slot)

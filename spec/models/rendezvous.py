@@ -54,8 +54,9 @@ from spec.models.rendezvous_steps import (
     population_fails,
     population_of,
 )
+from spec.models.rendezvous_views import VIEWS
 
-__all__ = ["VARIANTS", "Config", "model"]
+__all__ = ["VARIANTS", "VIEWS", "Config", "model"]
 
 
 # ---- what must hold

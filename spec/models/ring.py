@@ -34,6 +34,7 @@ from spec.models.ring_reader import (
 )
 from spec.models.ring_state import Config, State, initial
 from spec.models.ring_variants import VARIANTS
+from spec.models.ring_views import VIEWS
 from spec.models.ring_writer import (
     WRITER_ACTIONS,
     admit,
@@ -43,7 +44,7 @@ from spec.models.ring_writer import (
     writer_death,
 )
 
-__all__ = ["VARIANTS", "Config", "State", "model"]
+__all__ = ["VARIANTS", "VIEWS", "Config", "State", "model"]
 
 
 def actions_of(config: Config) -> tuple[Action, ...]:

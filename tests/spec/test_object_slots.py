@@ -23,7 +23,21 @@ COUNTS = {
 }
 QUARANTINE_COUNTS = {(1, 1, 1): (480, 1_477), (1, 1, 2): (688, 2_351)}
 DEEP_QUARANTINE_COUNTS = {(1, 2, 1): (22_544, 122_126), (2, 1, 1): (51_696, 285_136)}
-FUNCTIONS = {"put", "evict", "scan", "reclaim", "expire", "admit", "announce", "recheck", "drop", "release_hold"}
+FUNCTIONS = {
+    "claim",
+    "copy",
+    "publish_object",
+    "abort",
+    "evict",
+    "scan",
+    "reclaim",
+    "expire",
+    "admit",
+    "announce",
+    "recheck",
+    "drop",
+    "release_hold",
+}
 HARMLESS = {
     "early-start-all-reclaimed": 472,
     "members-scanned": 248,

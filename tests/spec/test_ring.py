@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from arena.protocol.ring import RingReader, RingWriter
 from spec import story
 from spec.checker import check
 from spec.models.ring import VARIANTS, Config, model
@@ -111,3 +112,11 @@ def test_both_ends_of_an_edge_are_named() -> None:
             ends.setdefault(edge, set()).add(each.actor.split()[0])
     for edge in ("[ring.publish]", "[ring.consume]", "[park.published]", "[park.consumed]", "[member.leave]"):
         assert ends[edge] == {"writer", "reader"}
+
+
+def test_the_code_has_these_functions() -> None:
+    """Each process's actions are methods of its end of the ring."""
+    ends: dict[str, type] = {"writer": RingWriter, "reader": RingReader}
+    for each in model(Config()).actions:
+        if each.function is not None:
+            assert callable(getattr(ends[each.actor.split()[0]], each.function, None)), each
