@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from spec.checker import check
@@ -15,7 +17,7 @@ from spec.prove.finite import Structure, evaluator
 from spec.prove.message_slots import MESSAGE_SLOTS
 from spec.prove.object_slots import OBJECT_SLOTS
 
-EVERYTHING = {"leave": True, "skip": True, "quarantine": True}
+EVERYTHING: dict[str, Any] = {"leave": True, "skip": True, "quarantine": True}
 
 
 def size(value: object) -> str | None:
@@ -144,9 +146,9 @@ def test_every_fault_of_the_object_model_is_listed() -> None:
 
 
 def test_evaluator_tells_true_from_false() -> None:
-    empty = {each.name: frozenset() for each in MESSAGE_SLOTS.state()}
+    empty: dict[str, frozenset[tuple[Any, ...]]] = {each.name: frozenset() for each in MESSAGE_SLOTS.state()}
     things = {"Slot": (0,), "Rank": (0,), "Reader": (0,), "Grant": ("g", "h")}
-    functions = {"slot_of": {("g",): 0, ("h",): 0}, "rank_of": {(0,): 0}}
+    functions: dict[str, dict[tuple[Any, ...], Any]] = {"slot_of": {("g",): 0, ("h",): 0}, "rank_of": {(0,): 0}}
     conjuncts = evaluator(MESSAGE_SLOTS)
     assert conjuncts.violated(Structure(things, empty, functions)) == []
     both_current = {**empty, "current": frozenset({(0, "g"), (0, "h")}), "used": frozenset({("g",), ("h",)})}
