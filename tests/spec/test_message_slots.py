@@ -137,13 +137,6 @@ def test_how_many_orders_of_the_flags_are_right(discovery: str, right: int, of: 
     assert sum(check(flag_orders.model(each)).violation is None for each in orders) == right
 
 
-def test_the_functions_that_the_code_must_have() -> None:
-    instance = model(Config(skip=True, quarantine=True))
-    functions = {each.function for each in instance.actions} - {None}
-    writer = {"claim", "copy", "publish", "enqueue", "abort", "reclaim", "admit", "expire"}
-    assert functions == writer | {"receive", "lease", "discard", "drop", "release"}
-
-
 def test_every_action_and_every_invariant_is_explained() -> None:
     for name in models.available():
         module = models.load(name)
