@@ -29,7 +29,7 @@ from arena.shm import membership, outcome, population, rendezvous
 from arena.shm.backing import HUGE_PAGE, advise_huge_pages
 from arena.shm.meeting import Barrier, Meeting
 from arena.shm.membership import Member, Wanted
-from arena.shm.native import capsule_to_tensor, ffi, lib, shape_of
+from arena.shm.native import ffi, lib, to_tensor
 from arena.shm.numa import Numa, Policy
 from arena.shm.population import Progress, Range
 
@@ -307,9 +307,7 @@ class _Held:
 
     def tensor(self, nbytes: int) -> torch.Tensor:
         """All of it, as a tensor whose storage keeps the mapping."""
-        shape = shape_of([nbytes])
-        managed = lib.arena_map_tensor(self.member.mapping, 0, _DLPACK_INT, 8, 1, shape, ffi.NULL)
-        return capsule_to_tensor(managed)
+        return to_tensor(lib.arena_map_tensor(self.member.mapping, 0, _DLPACK_INT, 8, 1, [nbytes], ffi.NULL))
 
     def pin(self, device: Device, nbytes: int, row_bytes: int, *, background: bool) -> None:
         """Registers it, unless it is already; after a failure, tries again."""
