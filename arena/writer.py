@@ -35,8 +35,12 @@ class WriterEnd(OwnerEnd):
     def __init__(
         self, ranks: Sequence[int], max_chunk_bytes: int, max_chunks: int, arena: ArenaConfig | None, spin_us: int
     ) -> None:
-        # A record may take half of the ring, so that it fits wherever the next one starts.
-        super().__init__(ranks, align(max(max_chunks, 2) * record_footprint(max_chunk_bytes), PAGE), arena)
+        # A record may take half of the ring, so that it fits wherever the next one starts; the largest without a payload
+        # grants every slot.
+        grants_bytes = codec.header_bytes(arena.slots if arena else 0, 0)
+        largest = record_footprint(max(max_chunk_bytes, grants_bytes))
+        ring_bytes = align(max(max_chunks * record_footprint(max_chunk_bytes), 2 * largest), PAGE)
+        super().__init__(ranks, ring_bytes, arena)
         try:
             self._out_of_band = outofband.OutOfBandWriter(named=self.config.backing == "shm")
         except BaseException:
@@ -117,11 +121,12 @@ class WriterEnd(OwnerEnd):
         payload_bytes = pickle_bytes + sum([buffer.nbytes for buffer in message.inline])
         record_bytes = codec.header_bytes(len(grants), len(message.buffers)) + payload_bytes
         flags = codec.OUT_OF_BAND if record_bytes > self._record_bytes_max else 0
-        header = codec.pack(flags, self._number, pickle_bytes, grants, message.buffers)
+        header = codec.pack(flags, self._number, pickle_bytes, grants, len(message.buffers), len(message.inline))
+        table = codec.pack_table(message.buffers)
         if flags:
-            self._send_out_of_band(header, message, payload_bytes, deadline)
+            self._send_out_of_band(header, table, message, payload_bytes, deadline)
         else:
-            self._publish([header, *message.pickle_parts], message.inline, deadline)
+            self._publish([header, table, *message.pickle_parts], message.inline, deadline)
 
     def _publish(self, parts: Sequence[bytes], inline: Sequence[pickling.Inline], deadline: Deadline) -> None:
         """One record into the ring, waiting for room as long as the deadline allows."""
@@ -133,13 +138,15 @@ class WriterEnd(OwnerEnd):
         while self.ring.send(pointers, sizes) is Outcome.NO_ROOM:
             self._wait_room(sum(sizes), deadline)
 
-    def _send_out_of_band(self, header: bytes, message: pickling.Encoded, nbytes: int, deadline: Deadline) -> None:
+    def _send_out_of_band(
+        self, header: bytes, table: bytes, message: pickling.Encoded, nbytes: int, deadline: Deadline
+    ) -> None:
         """Room first, in the ring and in the budget; then nothing can fail that would leave half a message out."""
         while not self._budget_allows(nbytes):
             self._wait_budget(nbytes, deadline)
         while self.ring.reserve(len(header)) is Outcome.NO_ROOM:
             self._wait_room(len(header), deadline)
-        frames = [b"".join(message.pickle_parts)]
+        frames = [table, b"".join(message.pickle_parts)]
         frames += [bytes(ffi.buffer(buffer.address, buffer.nbytes)) for buffer in message.inline]
         for row in self.members.rows():
             address = outofband.identity(self.ranks[row], self.members.entry(row))

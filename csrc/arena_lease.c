@@ -68,10 +68,24 @@ arena_grant *arena_grant_open(arena_mapping *m, uint32_t row, uint32_t slot, uin
     return new_grant(m, NULL, row, slot, generation);
 }
 
-/* What a get of an object gives; NULL with an outcome other than ARENA_OK, or where memory is short. */
+/* The same and the slot's extent (offset, length) in one call.  A stale or damaged slot is owed a release too (the
+ * spec's discard): the grant is then dropped at once, and the outcome says why there is none. */
+arena_grant *arena_grant_lease(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation, uint64_t *extent,
+                               int *outcome) {
+    *outcome = arena_slot_lease(m, slot, generation, &extent[0], &extent[1]);
+    if (slot >= m->geometry.n_slots) return NULL;
+    arena_grant *g = new_grant(m, NULL, row, slot, generation);
+    if (g && *outcome != ARENA_OK) {
+        arena_grant_drop(g);
+        return NULL;
+    }
+    return g;
+}
+
+/* What a get of an object gives; NULL where the outcome is negative, or memory is short. */
 arena_grant *arena_grant_get(arena_holds *h, uint32_t slot, uint64_t generation, int *outcome) {
     *outcome = arena_object_get(h, slot, generation);
-    if (*outcome != ARENA_OK) return NULL;
+    if (*outcome < 0) return NULL;
     arena_grant *g = new_grant(arena_holds_mapping(h), h, 0, slot, generation);
     if (!g) arena_object_release_hold(h, slot);
     return g;
@@ -132,34 +146,51 @@ static tensor_node *new_tensor(uint64_t payload_bytes, int code, int bits, int n
     return node;
 }
 
-/* A view of an extent, which holds the grant. */
-void *arena_grant_tensor(arena_grant *g, char *data, int code, int bits, int ndim, const int64_t *shape,
-                         const int64_t *strides) {
+/* Whether a tensor takes exactly its bytes and no element lies outside: shapes and strides come out of a message. */
+static bool fits(uint64_t nbytes, int bits, int ndim, const int64_t *shape, const int64_t *strides) {
+    uint64_t elements = 1, last = 0, step, total_bits;
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] <= 0 || __builtin_mul_overflow(elements, (uint64_t)shape[i], &elements)) return false;
+        if (!strides) continue;
+        if (strides[i] < 0 || __builtin_mul_overflow((uint64_t)strides[i], (uint64_t)shape[i] - 1, &step)) return false;
+        if (__builtin_add_overflow(last, step, &last)) return false;
+    }
+    return !__builtin_mul_overflow(elements, (uint64_t)bits, &total_bits) && total_bits == nbytes * 8 && last < elements;
+}
+
+static uint64_t address(tensor_node *node) { return (uint64_t)(uintptr_t)node; }
+
+/* A view of `nbytes` of an extent, which holds the grant. */
+uint64_t arena_grant_tensor(arena_grant *g, char *data, uint64_t nbytes, int code, int bits, int ndim,
+                            const int64_t *shape, const int64_t *strides) {
+    if (!fits(nbytes, bits, ndim, shape, strides)) return ARENA_UNFIT;
     tensor_node *node = new_tensor(0, code, bits, ndim, shape, strides);
-    if (!node) return NULL;
+    if (!node) return 0;
     node->managed.tensor.data = data;
     node->grant = g;
     atomic_fetch_add(&g->holders, 1);
-    return node;
+    return address(node);
 }
 
 /* A view of the data area that owns no slot: it only keeps the mapping. */
-void *arena_map_tensor(arena_mapping *m, uint64_t offset, int code, int bits, int ndim, const int64_t *shape,
-                       const int64_t *strides) {
+uint64_t arena_map_tensor(arena_mapping *m, uint64_t offset, int code, int bits, int ndim, const int64_t *shape,
+                          const int64_t *strides) {
     tensor_node *node = new_tensor(0, code, bits, ndim, shape, strides);
-    if (!node) return NULL;
+    if (!node) return 0;
     node->managed.tensor.data = m->data + offset;
     node->mapping = m;
     arena_map_retain(m);
-    return node;
+    return address(node);
 }
 
 /* A copy of an inline buffer, in the allocation of its own node. */
-void *arena_copied_tensor(const char *from, uint64_t nbytes, int code, int bits, int ndim, const int64_t *shape,
-                          const int64_t *strides) {
+uint64_t arena_copied_tensor(const char *from, uint64_t nbytes, int code, int bits, int ndim, const int64_t *shape,
+                             const int64_t *strides) {
+    if (!fits(nbytes, bits, ndim, shape, strides)) return ARENA_UNFIT;
     tensor_node *node = new_tensor(nbytes, code, bits, ndim, shape, strides);
-    if (node) memcpy(node->managed.tensor.data, from, nbytes);
-    return node;
+    if (!node) return 0;
+    memcpy(node->managed.tensor.data, from, nbytes);
+    return address(node);
 }
 
 /* A capsule that nobody imported still owns its tensor; an imported one has been renamed. */

@@ -14,6 +14,7 @@
 
 /* ---- results ---- */
 #define ARENA_OK 0
+#define ARENA_SHARED 1     /* a get of what this process holds already */
 #define ARENA_NO_ROOM -1   /* the ring cannot take the record now */
 #define ARENA_EMPTY -2     /* nothing published beyond this reader's position */
 #define ARENA_CLOSED -3    /* shutdown() in this process */
@@ -168,15 +169,18 @@ uint32_t arena_row_holds(arena_mapping *m, uint32_t row, uint32_t *slots, uint64
 
 /* ---- leases: a grant is what one message, or one get, gave this process of one slot; tensors share it ---- */
 typedef struct arena_grant arena_grant;
+#define ARENA_UNFIT 1 /* instead of a tensor: its shape does not fit its bytes; 0: no memory */
 arena_grant *arena_grant_open(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation);
+arena_grant *arena_grant_lease(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation, uint64_t *extent,
+                               int *outcome);
 arena_grant *arena_grant_get(arena_holds *h, uint32_t slot, uint64_t generation, int *outcome);
 void arena_grant_drop(arena_grant *g);
-void *arena_grant_tensor(arena_grant *g, char *data, int code, int bits, int ndim, const int64_t *shape,
-                         const int64_t *strides);
-void *arena_copied_tensor(const char *from, uint64_t nbytes, int code, int bits, int ndim, const int64_t *shape,
+uint64_t arena_grant_tensor(arena_grant *g, char *data, uint64_t nbytes, int code, int bits, int ndim,
+                            const int64_t *shape, const int64_t *strides);
+uint64_t arena_copied_tensor(const char *from, uint64_t nbytes, int code, int bits, int ndim, const int64_t *shape,
+                             const int64_t *strides);
+uint64_t arena_map_tensor(arena_mapping *m, uint64_t offset, int code, int bits, int ndim, const int64_t *shape,
                           const int64_t *strides);
-void *arena_map_tensor(arena_mapping *m, uint64_t offset, int code, int bits, int ndim, const int64_t *shape,
-                       const int64_t *strides);
 uint64_t arena_capsule_destructor(void);
 int64_t arena_grants_live(void);
 

@@ -4,11 +4,11 @@ The grants stand outside the pickle, so that a reader that cannot unpickle a mes
 
 ::
 
-    u32 flags, u32 n_grants, u32 n_buffers, u32 0, u64 number, u64 pickle_bytes
+    u32 flags, u32 n_grants, u32 n_buffers, u32 n_inline, u64 number, u64 pickle_bytes
     n_grants  x { u32 slot, u32 0, u64 generation }
     n_buffers x { u32 kind, u32 grant, u64 offset (in the extent), u64 nbytes }
     pickle, then the inline buffers one after another
-    (with the flag OUT_OF_BAND the last two travel over ZMQ instead)
+    (with the flag OUT_OF_BAND all but header and grants travels over ZMQ instead: a table has no limit, a ring does)
 """
 
 from __future__ import annotations
@@ -61,11 +61,15 @@ def pack_plain(number: int, pickle_bytes: int, parts: Iterable[bytes]) -> bytes:
     return b"".join([_HEADER.pack(0, 0, 0, 0, number, pickle_bytes), *parts])
 
 
-def pack(flags: int, number: int, pickle_bytes: int, grants: Sequence[Grant], buffers: Sequence[Buffer]) -> bytes:
-    """The bytes of a header."""
-    fixed = _HEADER.pack(flags, len(grants), len(buffers), 0, number, pickle_bytes)
-    packed = [_GRANT.pack(slot, 0, generation) for slot, generation in grants]
-    return b"".join([fixed, *packed, *[_BUFFER.pack(*buffer) for buffer in buffers]])
+def pack(flags: int, number: int, pickle_bytes: int, grants: Sequence[Grant], n_buffers: int, n_inline: int) -> bytes:
+    """The bytes of a header and the grants."""
+    fixed = _HEADER.pack(flags, len(grants), n_buffers, n_inline, number, pickle_bytes)
+    return b"".join([fixed, *[_GRANT.pack(slot, 0, generation) for slot, generation in grants]])
+
+
+def pack_table(buffers: Sequence[Buffer]) -> bytes:
+    """The bytes of a buffer table."""
+    return b"".join([_BUFFER.pack(*buffer) for buffer in buffers])
 
 
 class Record:
@@ -75,15 +79,16 @@ class Record:
         CorruptError: the record is too short for what it states.
     """
 
-    __slots__ = ("_bytes", "_n_buffers", "_n_grants", "flags", "number", "pickle_bytes")
+    __slots__ = ("_bytes", "_n_buffers", "_n_grants", "flags", "n_inline", "number", "pickle_bytes")
 
     def __init__(self, record: memoryview) -> None:
         self._bytes = record
         if len(record) < _HEADER.size:
             raise CorruptError(f"a record of {len(record)} bytes is shorter than a header of {_HEADER.size}")
         header = _HEADER.unpack_from(record)
-        self.flags, self._n_grants, self._n_buffers, _, self.number, self.pickle_bytes = header
-        if len(record) < header_bytes(self._n_grants, self._n_buffers) or self.flags & ~_FLAGS:
+        self.flags, self._n_grants, self._n_buffers, self.n_inline, self.number, self.pickle_bytes = header
+        here = header_bytes(self._n_grants, 0 if self.flags & OUT_OF_BAND else self._n_buffers)
+        if len(record) < here or self.flags & ~_FLAGS:
             raise CorruptError(f"a record of {len(record)} bytes states {header}")
 
     def plain_pickle(self) -> memoryview | None:
@@ -101,16 +106,21 @@ class Record:
         end = _HEADER.size + self._n_grants * _GRANT.size
         return [Grant(slot, generation) for slot, _, generation in _GRANT.iter_unpack(self._bytes[_HEADER.size : end])]
 
-    def buffers(self) -> list[Buffer]:
-        """The buffer table.
+    def table(self) -> memoryview:
+        """The buffer table of a record that is not out of band."""
+        start = _HEADER.size + self._n_grants * _GRANT.size
+        return self._bytes[start : start + self._n_buffers * _BUFFER.size]
+
+    def buffers(self, table: memoryview) -> list[Buffer]:
+        """The entries of the buffer table.
 
         Raises:
-            CorruptError: an entry is of no known kind, or lies in a grant that the record does not have.
+            CorruptError: an entry is of no known kind, or lies in a grant that the record does not have; or there are
+                more or fewer of them than the record says.
         """
-        if not self._n_buffers:
-            return []
-        start = _HEADER.size + self._n_grants * _GRANT.size
-        rows = _BUFFER.iter_unpack(self._bytes[start : start + self._n_buffers * _BUFFER.size])
+        if len(table) != self._n_buffers * _BUFFER.size:
+            raise CorruptError(f"a table of {len(table)} bytes for {self._n_buffers} buffers")
+        rows = _BUFFER.iter_unpack(table)
         buffers = [Buffer(_KINDS.get(kind, Kind.UNKNOWN), grant, offset, nbytes) for kind, grant, offset, nbytes in rows]
         for buffer in buffers:
             if buffer.kind is Kind.UNKNOWN or (buffer.kind >= Kind.SLOT_TENSOR and buffer.grant >= self._n_grants):

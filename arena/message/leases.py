@@ -8,75 +8,51 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from arena.errors import CorruptError
+from arena.errors import ArenaError, CorruptError
 from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
-from arena.message.tensors import BYTE, is_dense
-from arena.protocol.slots import Grant, drop
+from arena.message.tensors import BYTE
+from arena.protocol.slots import Grant, Lease, drop
 from arena.shm import layout
-from arena.shm.native import capsule_to_tensor, ffi, lib, shape_of
+from arena.shm.native import ffi, lib, to_tensor
 from arena.shm.segment import Segment
 
 Receive = Callable[[int, int], Sequence[memoryview]]
-"""Fetches the frames of message ``number`` (first argument), ``n_frames`` of them: the pickle, then the inline buffers."""
+"""Fetches the frames of message ``number`` (first argument), ``n_frames`` of them: the table, the pickle, the inline buffers."""
 
 
 class Slots(Protocol):
     """Where slots come from: a message's grants, or handles of objects."""
 
-    def open(self, grant: Grant) -> Any: ...
-
-    def lease(self, grant: Grant) -> tuple[int, int]: ...
+    def lease(self, grant: Grant) -> Lease: ...
 
 
-class SlotBytes:
+class SlotBytes(NamedTuple):
     """A buffer in a slot, for one tensor."""
 
-    __slots__ = ("_data", "_grant", "_nbytes")
-
-    def __init__(self, grant: Any, data: Any, nbytes: int) -> None:
-        self._grant = grant
-        self._data = data
-        self._nbytes = nbytes
+    c_grant: Any
+    data: Any
+    nbytes: int
 
     def tensor(self, code: int, bits: int, shape: Sequence[int], strides: Sequence[int] | None) -> torch.Tensor:
         """A tensor over the slot, which holds its lease."""
-        _check_shape(bits, shape, strides, self._nbytes)
-        c_strides = ffi.NULL if strides is None else shape_of(strides)
-        node = lib.arena_grant_tensor(self._grant, self._data, code, bits, len(shape), shape_of(shape), c_strides)
-        return capsule_to_tensor(node)
+        dims = ffi.NULL if strides is None else strides
+        return to_tensor(lib.arena_grant_tensor(*self, code, bits, len(shape), shape, dims))
 
 
-class InlineBytes:
+class InlineBytes(NamedTuple):
     """A buffer that came with the pickle, for one tensor: copied out, because the ring is the writer's again soon."""
 
-    __slots__ = ("_data", "_nbytes")
-
-    def __init__(self, data: Any, nbytes: int) -> None:
-        self._data = data
-        self._nbytes = nbytes
+    data: Any
+    nbytes: int
 
     def tensor(self, code: int, bits: int, shape: Sequence[int], strides: Sequence[int] | None) -> torch.Tensor:
         """A tensor with memory of its own."""
-        _check_shape(bits, shape, strides, self._nbytes)
-        c_strides = ffi.NULL if strides is None else shape_of(strides)
-        node = lib.arena_copied_tensor(self._data, self._nbytes, code, bits, len(shape), shape_of(shape), c_strides)
-        return capsule_to_tensor(node)
-
-
-def _check_shape(bits: int, shape: Sequence[int], strides: Sequence[int] | None, nbytes: int) -> None:
-    """A dense tensor of this shape takes exactly its buffer: nothing is read beyond it."""
-    elements = 1
-    for size in shape:
-        elements *= size
-    if elements * bits != nbytes * 8 or nbytes == 0 or any(size < 0 for size in shape):
-        raise CorruptError(f"a tensor of shape {tuple(shape)} and {bits} bits does not fit its {nbytes} bytes")
-    if strides is not None and not (len(strides) == len(shape) and is_dense(shape, strides)):
-        raise CorruptError(f"a tensor of shape {tuple(shape)} with strides {tuple(strides)} leaves its buffer")
+        dims = ffi.NULL if strides is None else strides
+        return to_tensor(lib.arena_copied_tensor(*self, code, bits, len(shape), shape, dims))
 
 
 class Decoder:
@@ -99,42 +75,43 @@ class Decoder:
         plain = record.plain_pickle()
         if plain is not None:
             return pickle.loads(plain)
-        with self._opened(record.grants()) as opened:
-            return self._unpickle(record, opened, receive)
-
-    def _unpickle(self, record: Record, opened: Sequence[tuple[Any, Any, int]], receive: Receive) -> object:
-        buffers = record.buffers()
-        inline_bytes = [buffer.nbytes for buffer in buffers if buffer.kind < Kind.SLOT_TENSOR]
-        if record.flags & OUT_OF_BAND:
-            payload, *inline = receive(record.number, 1 + len(inline_bytes))
-            if [len(frame) for frame in inline] != inline_bytes:
-                raise CorruptError(f"message {record.number} came out of band with other lengths than its record says")
-        else:
-            payload, *inline = record.payload(inline_bytes)
-        return pickle.loads(payload, buffers=self._buffers(buffers, opened, iter(inline)))
-
-    @contextmanager
-    def _opened(self, grants: Sequence[Grant]) -> Iterator[list[tuple[Any, Any, int]]]:
-        """The message's own hold of each grant: (grant, pointer, length of the extent)."""
-        held: list[Any] = []
+        leases = self._lease(record.grants())
         try:
-            for grant in grants:
-                held.append(self._slots.open(grant))
-            yield [self._map(c_grant, grant) for c_grant, grant in zip(held, grants)]
+            return self._unpickle(record, leases, receive)
         finally:
-            for c_grant in held:
-                drop(c_grant)
+            for lease in leases:
+                drop(lease.c_grant)
 
-    def _map(self, c_grant: Any, grant: Grant) -> tuple[Any, Any, int]:
-        offset, nbytes = self._slots.lease(grant)
-        data = self._mapping.data + offset
-        if self._private:  # pages that this process wrote to under an earlier generation
-            lib.arena_discard(data, layout.align(nbytes, layout.PAGE))
-        return c_grant, data, nbytes
+    def _unpickle(self, record: Record, leases: Sequence[Lease], receive: Receive) -> object:
+        if record.flags & OUT_OF_BAND:
+            table, payload, *inline = receive(record.number, 2 + record.n_inline)
+            buffers = record.buffers(table)
+            if [len(frame) for frame in inline] != _inline_bytes(buffers):
+                raise CorruptError(f"message {record.number} came out of band with other lengths than its table says")
+        else:
+            buffers = record.buffers(record.table())
+            payload, *inline = record.payload(_inline_bytes(buffers))
+        return pickle.loads(payload, buffers=self._buffers(buffers, leases, iter(inline)))
 
-    def _buffers(
-        self, buffers: Sequence[Buffer], opened: Sequence[tuple[Any, Any, int]], inline: Iterator[memoryview]
-    ) -> Iterator[Any]:
+    def _lease(self, grants: Sequence[Grant]) -> list[Lease]:
+        """The message's own hold of each slot: of all of them, as each is owed a release, whatever is wrong with another."""
+        leases, failure = [], None
+        for grant in grants:
+            try:
+                lease = self._slots.lease(grant)
+            except (ArenaError, MemoryError) as error:
+                failure = error
+                continue
+            leases.append(lease)
+            if self._private:  # pages that this process wrote to under an earlier generation
+                lib.arena_discard(lease.data, layout.align(lease.nbytes, layout.PAGE))
+        if failure is not None:
+            for lease in leases:
+                drop(lease.c_grant)
+            raise failure
+        return leases
+
+    def _buffers(self, buffers: Sequence[Buffer], leases: Sequence[Lease], inline: Iterator[memoryview]) -> Iterator[Any]:
         """What the pickle asks for, in its order."""
         for buffer in buffers:
             if buffer.kind is Kind.INLINE_TENSOR:
@@ -142,15 +119,19 @@ class Decoder:
             elif buffer.kind is Kind.INLINE_BYTES:
                 yield bytearray(next(inline))
             else:
-                yield self._in_slot(buffer, *opened[buffer.grant])
+                yield self._in_slot(buffer, leases[buffer.grant])
 
-    def _in_slot(self, buffer: Buffer, c_grant: Any, data: Any, extent_bytes: int) -> Any:
-        if buffer.offset + buffer.nbytes > extent_bytes:
-            raise CorruptError(f"a buffer of {buffer.nbytes} bytes at {buffer.offset} in an extent of {extent_bytes}")
-        source = SlotBytes(c_grant, data + buffer.offset, buffer.nbytes)
+    def _in_slot(self, buffer: Buffer, lease: Lease) -> Any:
+        if buffer.offset + buffer.nbytes > lease.nbytes:
+            raise CorruptError(f"a buffer of {buffer.nbytes} bytes at {buffer.offset} in an extent of {lease.nbytes}")
+        source = SlotBytes(lease.c_grant, lease.data + buffer.offset, buffer.nbytes)
         if buffer.kind is Kind.SLOT_TENSOR:
             return source
         array = source.tensor(*BYTE, (buffer.nbytes,), None).numpy()  # its base is the tensor, which holds the lease
         if self._readonly:
             array.flags.writeable = False
         return array
+
+
+def _inline_bytes(buffers: Sequence[Buffer]) -> list[int]:
+    return [buffer.nbytes for buffer in buffers if buffer.kind < Kind.SLOT_TENSOR]

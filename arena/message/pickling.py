@@ -24,7 +24,7 @@ from arena.message import tensors
 from arena.message.codec import Buffer, Kind
 from arena.protocol.slots import Refusal, SlotWriter, drop
 from arena.ratelimit import RateLimit
-from arena.shm.native import capsule_to_tensor, ffi, lib, shape_of
+from arena.shm.native import ffi, lib, to_tensor
 
 log = logging.getLogger("arena.message")
 
@@ -268,7 +268,9 @@ def view_of(slots: SlotWriter, slot: int, dtype: torch.dtype, shape: Any) -> tor
     code, bits = tensors.DLPACK[dtype]
     grant = slots.open_own_grant(slot)
     try:
-        node = lib.arena_grant_tensor(grant, slots.pointer(slot), code, bits, len(shape), shape_of(shape), ffi.NULL)
-        return capsule_to_tensor(node)
+        nbytes = slots.lengths[slot]
+        return to_tensor(
+            lib.arena_grant_tensor(grant, slots.pointer(slot), nbytes, code, bits, len(shape), list(shape), ffi.NULL)
+        )
     finally:
         drop(grant)

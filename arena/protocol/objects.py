@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arena.errors import CorruptError, StaleSlotError
-from arena.protocol.slots import KIND_OBJECT, Grant, Refusal, SlotWriter
+from arena.protocol.slots import KIND_OBJECT, Grant, Lease, Refusal, SlotWriter, State, drop
+from arena.shm.layout import PAGE, align
 from arena.shm.native import ffi, lib
 from arena.shm.segment import Segment
 
@@ -59,24 +60,26 @@ class ObjectWriter:
 
     def adopt(self, slot: int) -> bool:
         """Makes an unpublished loan an object's slot, closed; False if it is no loan any more."""
+        generations = self._slots.generations
+        lent_as = generations[slot]
         if not self._slots.adopt(slot):
             return False
-        generations = self._slots.generations
-        self._loans[slot], self._lent[slot] = generations[slot], 1 << self._slots.loan_row
-        generations[slot] = generations[slot] + 1 | 1
+        self._loans[slot], self._lent[slot] = lent_as, 1 << self._slots.loan_row
+        generations[slot] = lent_as + 1 | 1
         return True
 
-    def next_generation(self, slot: int) -> int:
-        """The generation that a claimed slot will be published with."""
-        return int(self._slots.generations[slot]) + 1
+    def grant_to_be(self, slot: int) -> Grant:
+        """What ``publish_object`` will grant of a claimed slot, or of a loan once it is adopted."""
+        generation = int(self._slots.generations[slot])
+        closed = generation if self._slots.states[slot] is State.OBJECT else generation + 1 | 1
+        return Grant(slot, closed + 1)
 
     def publish_object(self, slot: int) -> Grant:
         """The payload is complete: the generation opens, and handles may go out."""
-        generation = self.next_generation(slot)
-        self._slots.generations[slot] = generation
-        self._open[slot] = generation
-        lib.arena_object_publish(self._mapping, slot, generation)  # [object.publish]
-        return Grant(slot, generation)
+        grant = self.grant_to_be(slot)
+        self._slots.generations[slot] = self._open[slot] = grant.generation
+        lib.arena_object_publish(self._mapping, slot, grant.generation)  # [object.publish]
+        return grant
 
     def abort(self, slot: int) -> None:
         """A claimed slot will not be published: it is free again."""
@@ -151,37 +154,57 @@ class ObjectWriter:
 class ObjectReader:
     """A reader's half; thread-safe."""
 
-    def __init__(self, segment: Segment, row: int) -> None:
+    def __init__(self, segment: Segment, row: int, *, private: bool = False) -> None:
         self._mapping = segment.mapping
+        self._private = private
         holds = lib.arena_holds_open(segment.mapping, row)
         if holds == ffi.NULL:
             raise MemoryError("no memory for the holds of a reader")
         self._holds = ffi.gc(holds, lib.arena_holds_release)
 
-    def open(self, grant: Grant) -> Any:
-        """get: a C grant that holds the slot; its last holder releases the hold (``release_hold``), in C.
+    def lease(self, grant: Grant) -> Lease:
+        """A hold on an object's slot (a get: announce and recheck in one), which the last holder releases, in C.
 
         Raises:
             StaleSlotError: the object was evicted.
-            CorruptError: there cannot be such an object.
+            CorruptError: there cannot be such an object, or its extent lies outside the data area.
         """
+        slot, generation = grant
         outcome = ffi.new("int *")
-        c_grant = lib.arena_grant_get(self._holds, grant.slot, grant.generation, outcome)  # [object.evict]
-        if c_grant != ffi.NULL:
-            return c_grant
-        if outcome[0] == lib.ARENA_STALE:
-            raise StaleSlotError(f"slot {grant.slot} no longer carries generation {grant.generation}")
-        if outcome[0] == lib.ARENA_CORRUPT:
-            raise CorruptError(f"generation {grant.generation} of slot {grant.slot}, of {self._mapping.geometry.n_slots}")
-        raise MemoryError("no memory for a grant")
-
-    def lease(self, grant: Grant) -> tuple[int, int]:
-        """The offset and length of the extent of a slot that is held.
-
-        Raises:
-            CorruptError: it lies outside the data area.
-        """
+        c_grant = lib.arena_grant_get(self._holds, slot, generation, outcome)  # [object.evict] [object.publish]
+        if not c_grant:
+            raise self._refusal(grant, outcome[0])
         extent = ffi.new("uint64_t[2]")
-        if lib.arena_slot_extent(self._mapping, grant.slot, extent, extent + 1) != lib.ARENA_OK:
-            raise CorruptError(f"slot {grant.slot} (extent {extent[0]}, {extent[1]}) is outside the arena")
-        return extent[0], extent[1]
+        if lib.arena_slot_extent(self._mapping, slot, extent, extent + 1) != lib.ARENA_OK:
+            drop(c_grant)
+            raise CorruptError(f"slot {slot} (extent {extent[0]}, {extent[1]}) is outside the arena")
+        lease = Lease(c_grant, self._mapping.data + extent[0], extent[1])
+        if self._private and outcome[0] == lib.ARENA_OK:  # first of its leases: forget what was written here before
+            lib.arena_discard(lease.data, align(lease.nbytes, PAGE))
+        return lease
+
+    def _refusal(self, grant: Grant, outcome: int) -> Exception:
+        if outcome == lib.ARENA_STALE:
+            return StaleSlotError(f"slot {grant.slot} no longer carries generation {grant.generation}")
+        if outcome == lib.ARENA_CORRUPT:
+            n_slots = self._mapping.geometry.n_slots
+            return CorruptError(f"{grant} cannot be an object's: there are {n_slots} slots, and its generation is even")
+        return MemoryError("no memory for a grant")
+
+    # ---- the steps of a lease and its end, for the tests that take them one by one -------------------------------
+
+    def announce(self, grant: Grant) -> int:
+        """First half of a get: ARENA_EMPTY if a recheck must follow."""
+        return int(lib.arena_object_announce(self._holds, *grant))  # [object.evict]
+
+    def recheck(self, grant: Grant) -> int:
+        """Second half: ARENA_OK or ARENA_STALE."""
+        return int(lib.arena_object_recheck(self._holds, *grant))  # [object.evict] [object.publish]
+
+    def release_hold(self, slot: int) -> None:
+        """One lease less; the last one clears the word."""
+        lib.arena_object_release_hold(self._holds, slot)  # [object.release]
+
+    def private(self) -> Any:
+        """The counts and generations beside the words."""
+        return lib.arena_holds_private(self._holds)

@@ -29,6 +29,14 @@ class Grant(NamedTuple):
     generation: int
 
 
+class Lease(NamedTuple):
+    """A reader's hold on a slot: the C grant, which each holder drops once, and the bytes that it holds."""
+
+    c_grant: Any
+    data: Any
+    nbytes: int
+
+
 class Refusal(Enum):
     """Why ``claim`` gave no slot."""
 
@@ -301,34 +309,28 @@ class SlotReader:
         self._mapping = segment.mapping
         self.row = row
         self._extent: Any = ffi.new("uint64_t[2]")
+        self._outcome: Any = ffi.new("int *")
 
-    def open(self, grant: Grant) -> Any:
-        """The C grant of a message's slot: its last holder releases the slot.
+    def lease(self, grant: Grant) -> Lease:
+        """The extent of a slot that a message grants, and the C grant whose last holder releases it.
 
-        Raises:
-            CorruptError: there is no such slot.
-        """
-        if grant.slot >= self._mapping.geometry.n_slots:
-            raise CorruptError(f"a message grants slot {grant.slot} of {self._mapping.geometry.n_slots}")
-        c_grant = lib.arena_grant_open(self._mapping, self.row, grant.slot, grant.generation)
-        if c_grant == ffi.NULL:
-            raise MemoryError("no memory for a grant")
-        return c_grant
-
-    def lease(self, grant: Grant) -> tuple[int, int]:
-        """The offset and length of the extent that a message grants; the reader owes a release from the message on.
+        The reader owes a release from the message on; where there is no lease, it is given at once (the spec's discard).
 
         Raises:
             StaleSlotError: the slot carries another generation.
             CorruptError: there is no such slot, or its extent lies outside the data area.
         """
-        code = lib.arena_slot_lease(self._mapping, grant.slot, grant.generation, self._extent, self._extent + 1)
-        if code == lib.ARENA_OK:
-            return self._extent[0], self._extent[1]
-        if code == lib.ARENA_STALE:
-            raise StaleSlotError(f"slot {grant.slot} no longer carries generation {grant.generation}")
+        slot, generation = grant
+        c_grant = lib.arena_grant_lease(self._mapping, self.row, slot, generation, self._extent, self._outcome)
+        offset, nbytes = self._extent
+        if c_grant:
+            return Lease(c_grant, self._mapping.data + offset, nbytes)
+        if self._outcome[0] == lib.ARENA_OK:
+            raise MemoryError("no memory for a grant")
+        if self._outcome[0] == lib.ARENA_STALE:
+            raise StaleSlotError(f"slot {slot} no longer carries generation {generation}")
         limits = f"{self._mapping.geometry.n_slots} slots, {self._mapping.geometry.data_bytes} bytes"
-        raise CorruptError(f"slot {grant.slot} (extent {self._extent[0]}, {self._extent[1]}) is outside the arena: {limits}")
+        raise CorruptError(f"slot {slot} (extent {offset}, {nbytes}) is outside the arena: {limits}")
 
     def release(self, grant: Grant) -> None:
         """Gives a slot back: what the drop of the last holder does, in C.  Idempotent."""

@@ -6,19 +6,20 @@ Each native call drops the GIL.  ``lib`` has the functions of ``csrc/arena_nativ
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from arena._native import ffi, lib
+from arena.errors import CorruptError
 from arena.shm import layout
 
-__all__ = ["capsule_to_tensor", "check_layout", "ffi", "geometry", "lib"]
+__all__ = ["check_layout", "ffi", "geometry", "lib", "to_tensor"]
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_from_dlpack = torch._C._from_dlpack
 _capsule_destructor = ctypes.c_void_p(lib.arena_capsule_destructor())
 
 
@@ -47,21 +48,18 @@ def geometry(of: layout.Layout) -> Any:
     )  # fmt: skip
 
 
-def shape_of(dims: Sequence[int]) -> Any:
-    """A C array of dimensions or strides."""
-    return ffi.new("int64_t[]", dims)
-
-
-def capsule_to_tensor(managed: Any) -> torch.Tensor:
-    """Hands a tensor made by ``arena_grant_tensor`` or ``arena_copied_tensor`` to torch, which owns it from then on.
+def to_tensor(node: int) -> torch.Tensor:
+    """Hands what ``arena_grant_tensor`` and its like returned to torch, which owns it from then on.
 
     Raises:
-        MemoryError: ``managed`` is NULL: the native allocation failed.
+        MemoryError: the native allocation failed.
+        CorruptError: the shape does not fit the bytes.
     """
-    if managed == ffi.NULL:
+    if node == 0:
         raise MemoryError("no memory for a tensor's descriptor")
-    capsule = _new_capsule(int(ffi.cast("uintptr_t", managed)), b"dltensor", _capsule_destructor)
-    return torch._C._from_dlpack(capsule)
+    if node == lib.ARENA_UNFIT:
+        raise CorruptError("a tensor's shape and strides do not fit its bytes")
+    return _from_dlpack(_new_capsule(node, b"dltensor", _capsule_destructor))
 
 
 check_layout()
