@@ -36,8 +36,8 @@ class Facts:
     """Collects things and facts of one structure."""
 
     def __init__(self, theory: Theory[Any]) -> None:
-        self.things: dict[str, dict[Thing, None]] = {sort.name(): {} for sort in theory.sorts}
-        self.relations: dict[str, set[tuple[Thing, ...]]] = {each.name: set() for each in theory.state()}
+        self.things: dict[str, dict[Thing, None]] = {name: {} for name in theory.sort_names}
+        self.relations: dict[str, set[tuple[Thing, ...]]] = {name: set() for name in theory.relation_names}
         self.functions: dict[str, dict[tuple[Thing, ...], Thing]] = defaultdict(dict)
 
     def thing(self, sort: str, thing: Thing, **belongs_to: Thing) -> Thing:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -228,6 +229,16 @@ class Theory(Generic[S]):
     conjuncts: dict[str, Conjunct[S]] = field(default_factory=dict)
     safety: dict[str, Conjunct[S]] = field(default_factory=dict)
     sorts: tuple[Sort, ...] = ()
+
+    @cached_property
+    def sort_names(self) -> tuple[str, ...]:
+        """The names of the sorts."""
+        return tuple(sort.name() for sort in self.sorts)
+
+    @cached_property
+    def relation_names(self) -> tuple[str, ...]:
+        """The names of the relations."""
+        return tuple(self.state().relations)
 
     def action(self, actor: str, *sorts: Sort, part_of: str | None = "") -> Callable[[Callable[..., Step]], Action[S]]:
         """Registers a function as an action; its name is the action's name and its docstring the words.
