@@ -30,7 +30,8 @@ class Deadline:
         if timeout_s is not None:
             if not timeout_s >= 0:
                 raise ValueError(f"timeout={timeout_s!r}: must be None or a number of seconds, not negative")
-            self._end = time.monotonic() + timeout_s
+            if timeout_s < threading.TIMEOUT_MAX:  # more is never, infinity too
+                self._end = time.monotonic() + timeout_s
 
     def passed(self) -> bool:
         return self._end is not None and time.monotonic() >= self._end
@@ -70,6 +71,7 @@ class Endpoint:
         self._lock = threading.Lock()
         self._cancelling = threading.RLock()  # no cancel after the release: it would touch unmapped memory
         self._owner = 0  # the thread inside a call
+        self._visits = 0  # uses that take no turn
 
     def enter(self, deadline: Deadline) -> None:
         """Before every call that uses the segment; ``leave`` follows in a ``finally``.
@@ -87,6 +89,14 @@ class Endpoint:
         if self.closed:
             self.leave()
             self.check_usable()
+
+    def try_enter(self) -> bool:
+        """``enter`` if no other call is under way; whether it was."""
+        self.check_usable()
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._owner = threading.get_ident()
+        return True
 
     def _wait_for_turn(self, deadline: Deadline) -> None:
         if self._owner == threading.get_ident():
@@ -109,6 +119,20 @@ class Endpoint:
             self.check_usable()
             yield
 
+    @contextmanager
+    def visit(self) -> Iterator[None]:
+        """Around a use of the segment that takes no turn, as a copy or an unpickling: the release comes after it."""
+        with self._cancelling:
+            self.check_usable()
+            self._visits += 1
+        try:
+            yield
+        finally:
+            with self._cancelling:
+                self._visits -= 1
+            if self.closed and not self._released:
+                self._release_once()
+
     def check_usable(self) -> None:
         """Raises Cancelled after shutdown, ForkedError in a forked child."""
         if self.closed:
@@ -121,8 +145,9 @@ class Endpoint:
         if not self._alive[0]:
             return
         self.closed = True
-        if self._owner == threading.get_ident():
-            return  # the call that we are inside of does it when it returns
+        if self._owner == threading.get_ident():  # a signal handler: the call that it is inside of ends, and then releases
+            self._cancel()
+            return
         self._release_once()
 
     def _release_once(self) -> None:
@@ -130,6 +155,8 @@ class Endpoint:
             if self._released:
                 return
             self._cancel()
+            if self._visits:
+                return  # the last of them does it
         if not self._lock.acquire(timeout=_CLOSE_WAIT_S):
             log.warning("a call did not end within %s s of shutdown(); the memory stays mapped", _CLOSE_WAIT_S)
             return

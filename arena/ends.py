@@ -66,6 +66,7 @@ class OwnerEnd(Endpoint):
         now = time.monotonic()
         if now >= self._next_reap:
             self._next_reap = now + REAP_PERIOD_S
+            self.members.excuse_the_left()
             self.members.reap()
 
     def _wait_until_ready(self, deadline: Deadline) -> None:

@@ -11,6 +11,8 @@ from types import TracebackType
 
 import torch
 
+from arena.cache import ObjectCache
+from arena.cache_reader import CacheReader, claim_rank
 from arena.config import ArenaConfig
 from arena.endpoint import Deadline
 from arena.handle import Handle
@@ -88,6 +90,7 @@ class MessageQueue:
 
     def _adopt(self, end: WriterEnd | ReaderEnd) -> None:
         self._end = end
+        self._has_cache = False
         self._finalizer = weakref.finalize(self, end.shutdown)  # dropped, or left at interpreter exit
 
     def _writer(self, what: str) -> WriterEnd:
@@ -173,7 +176,55 @@ class MessageQueue:
         """The queue in numbers, as of now."""
         return self._writer("statistics").statistics()
 
+    def object_cache(
+        self,
+        *,
+        reserve_bytes: int | None = None,
+        reserve_slots: int | None = None,
+        max_object_bytes: int | None = None,
+    ) -> ObjectCache:
+        """A cache in this queue's arena: one memory for both.  Its readers are the queue's, by ``cache_reader``.
+
+        Args:
+            reserve_bytes: what the cache leaves to messages; a quarter of the arena by default.
+            reserve_slots: as many slots it leaves to them; a quarter by default.
+            max_object_bytes: larger objects are not cached.
+
+        Raises:
+            ValueError: the queue has no arena, or has a cache already.
+        """
+        end = self._writer("object_cache")
+        of = end.segment.layout
+        if not of.data_bytes or self._has_cache:
+            raise ValueError("this queue has no arena" if not of.data_bytes else "this queue has a cache already")
+        cache = ObjectCache.in_segment(
+            end,
+            reserve_bytes=of.data_bytes // 4 if reserve_bytes is None else reserve_bytes,
+            reserve_slots=of.n_slots // 4 if reserve_slots is None else reserve_slots,
+            max_object_bytes=max_object_bytes,
+        )
+        self._has_cache = True
+        return cache
+
     # ---- a reader ---------------------------------------------------------------------------------------------
+
+    def cache_reader(self, timeout: float | None = 30.0) -> CacheReader:
+        """Gets the objects of the writer's ``object_cache``.
+
+        Args:
+            timeout: how long to wait, where a process that had the rank has died, for the writer to see that.
+
+        Raises:
+            TimeoutError: the rank was not free in time.
+        """
+        end = self._reader("cache_reader")
+        deadline = Deadline(timeout)
+        end.enter(deadline)
+        try:
+            claim_rank(end, deadline)
+        finally:
+            end.leave()
+        return CacheReader(end, end.row, end.handle.reader_access)
 
     def dequeue(self, timeout: float | None = None, indefinite: bool = False) -> object:
         """The next message.  Its large tensors are views of the arena: each holds its slot until its storage is dropped.

@@ -48,3 +48,40 @@ class Statistics:
     out_of_band_total: int
     deaths_total: int
     readers: tuple[ReaderStatistics, ...]
+
+
+@dataclass(frozen=True)
+class CacheStatistics:
+    """A cache in numbers, at one moment.
+
+    Attributes:
+        objects: in the cache.
+        objects_held: of these, what ``hold`` keeps from eviction.
+        slots_total: how many extents it may have.
+        slots_draining: of these, what is evicted and still in a reader's use.
+        bytes_capacity: how much it may have.
+        bytes_in_use: of the objects in the cache, whole pages.
+        bytes_draining: of those that are evicted and still in a reader's use.
+        puts_total: objects stored.
+        bytes_copied: of these, once each.
+        evictions_total: objects that went to make room.
+        hits_total: lookups by key that found something.
+        misses_total: those that did not.
+        uncached_total: puts that stored nothing, by reason: see ``Uncached``.
+        readers: one entry per rank.
+    """
+
+    objects: int
+    objects_held: int
+    slots_total: int
+    slots_draining: int
+    bytes_capacity: int
+    bytes_in_use: int
+    bytes_draining: int
+    puts_total: int
+    bytes_copied: int
+    evictions_total: int
+    hits_total: int
+    misses_total: int
+    uncached_total: Mapping[str, int]
+    readers: tuple[ReaderStatistics, ...]

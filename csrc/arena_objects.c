@@ -47,13 +47,13 @@ arena_mapping *arena_holds_mapping(arena_holds *h) { return h->mapping; }
 
 /* ---- a reader ------------------------------------------------------------------------------- */
 
-/* First half of a get, under the lock.  ARENA_OK: the same generation is held already, one more counts;
+/* First half of a get, under the lock.  ARENA_SHARED: the same generation is held already, one more counts;
  * a hit after its eviction is safe, its bytes are still there.  ARENA_STALE: another generation is
  * held; the word is left alone.  ARENA_EMPTY: announced, recheck must follow. */
 int arena_object_announce(arena_holds *h, uint32_t slot, uint64_t generation) {
     arena_hold *held = &h->held[slot];
     if (held->count && held->generation != generation) return ARENA_STALE;
-    if (held->count++) return ARENA_OK;
+    if (held->count++) return ARENA_SHARED;
     held->generation = generation;
     STEP(hold_store);
     arena_hold_store_seq_cst(hold_of(h->mapping, h->row, slot), generation); /* [object.evict] */
@@ -76,7 +76,7 @@ int arena_object_recheck(arena_holds *h, uint32_t slot, uint64_t generation) {
     return ARENA_STALE;
 }
 
-/* A lease of (slot, generation): ARENA_OK, ARENA_STALE, or ARENA_CORRUPT where there is no such slot. */
+/* A lease of (slot, generation): ARENA_OK, ARENA_SHARED, ARENA_STALE, or ARENA_CORRUPT where there is no such slot. */
 int arena_object_get(arena_holds *h, uint32_t slot, uint64_t generation) {
     if (slot >= h->mapping->geometry.n_slots || generation == 0 || generation & 1) return ARENA_CORRUPT;
     pthread_mutex_lock(&h->lock);

@@ -1,0 +1,148 @@
+"""An object of the cache as bytes: all in one extent, a record first and each buffer behind it.
+
+::
+
+    u64 length, a record as in the ring (its first grant is the object itself), each buffer at a multiple of 64
+
+A buffer that lies in a loan stays there; the loan's slot is a further grant of the record.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import torch
+
+from arena.errors import CorruptError
+from arena.message import codec, tensors
+from arena.message.codec import Buffer, Kind, Record
+from arena.message.leases import Decoder
+from arena.message.pickling import Encoded, Encoder, Inline, in_slot
+from arena.protocol.slots import Grant, Lease, SlotWriter, drop
+from arena.shm.layout import LINE, align
+from arena.shm.native import ffi, lib, to_tensor
+from arena.shm.segment import Segment
+
+JOIN_BYTES = 64 << 10
+"""Pieces of a pickle that are smaller are copied as one."""
+
+_LENGTH = struct.Struct("<Q")
+
+
+class ObjectEncoder(Encoder):
+    """Pickles an object and leaves its buffers where they are, until there is an extent for all of them."""
+
+    def __init__(self, slots: SlotWriter) -> None:
+        super().__init__(slots, divert_bytes=0, copy_threads=1)
+
+    def _claim(self, nbytes: int) -> int | None:
+        return None
+
+    def _gather(self, t: torch.Tensor) -> Buffer:
+        """A tensor with gaps is copied straight into the extent later: no address, only the tensor."""
+        if t.dtype not in tensors.DLPACK:
+            return super()._gather(t)
+        return self._beside(ffi.NULL, t.nbytes, Kind.INLINE_TENSOR, t)
+
+
+class PackedObject:
+    """Where everything of an object will lie in its extent.
+
+    Attributes:
+        nbytes: what the extent must have.
+        loans: slots that hold buffers of the object already.
+    """
+
+    def __init__(self, message: Encoded) -> None:
+        self.loans = message.slots
+        self._parts = message.pickle_parts
+        self._pickle_bytes = sum(map(len, message.pickle_parts))
+        header_bytes = codec.header_bytes(1 + len(self.loans), len(message.buffers))
+        self._record_bytes = header_bytes + self._pickle_bytes
+        self._buffers: list[Buffer] = []
+        self._pieces: list[tuple[int, Inline]] = []  # (where in the extent, what)
+        self.nbytes = _LENGTH.size + self._record_bytes
+        beside = iter(message.inline)
+        for buffer in message.buffers:
+            self._buffers.append(self._placed(buffer, beside))
+
+    def _placed(self, buffer: Buffer, beside: Any) -> Buffer:
+        if buffer.kind >= Kind.SLOT_TENSOR:
+            return buffer._replace(grant=buffer.grant + 1)
+        piece = next(beside)
+        if not buffer.nbytes:
+            return buffer
+        at = align(self.nbytes, LINE)
+        self._pieces.append((at, piece))
+        self.nbytes = at + buffer.nbytes
+        return Buffer(in_slot(buffer.kind), 0, at, buffer.nbytes)
+
+    def write(self, segment: Segment, slots: SlotWriter, grants: list[Grant], threads: int) -> int:
+        """Fills the extent of the first grant: one copy of each buffer.  0, or the errno of memory that is not there."""
+        slot = grants[0].slot
+        n_inline = len(self._buffers) - len(self._pieces)
+        header = codec.pack(0, 0, self._pickle_bytes, grants, len(self._buffers), n_inline)
+        head = [_LENGTH.pack(self._record_bytes), header, codec.pack_table(self._buffers)]
+        at = 0
+        for part in self._joined([*head, *self._parts]):
+            if error := slots.copy(slot, ffi.from_buffer(part), threads, at, len(part)):
+                return error
+            at += len(part)
+        for at, piece in self._pieces:
+            if error := self._write_piece(segment, slots, slot, at, piece, threads):
+                return error
+        return 0
+
+    def _joined(self, parts: list[bytes]) -> list[bytes]:
+        small = sum(map(len, parts)) < JOIN_BYTES
+        return [b"".join(parts)] if small else [bytes(part) if not isinstance(part, bytes) else part for part in parts]
+
+    def _write_piece(self, segment: Segment, slots: SlotWriter, slot: int, at: int, piece: Inline, threads: int) -> int:
+        if piece.address != ffi.NULL:
+            return slots.copy(slot, piece.address, threads, at, piece.nbytes)
+        gathered = piece.keepalive
+        if not isinstance(gathered, torch.Tensor):
+            raise TypeError(f"a buffer without an address: {gathered!r}")
+        if error := slots.populate(slot, at, piece.nbytes):
+            return error
+        code, bits = tensors.DLPACK[gathered.dtype]
+        shape = gathered.shape
+        offset = slots.offsets[slot] + at
+        to = to_tensor(lib.arena_map_tensor(segment.mapping, offset, code, bits, len(shape), list(shape), ffi.NULL))
+        to.copy_(gathered)
+        return 0
+
+
+class ObjectDecoder(Decoder):
+    """Rebuilds objects over their slots; any number of threads at a time."""
+
+    def get(self, grant: Grant) -> object:
+        """The object, over leased memory.
+
+        Raises:
+            StaleSlotError: it was evicted.
+            CorruptError: the slot does not hold an object.
+            whatever unpickling raises.
+        """
+        leases = self._lease([grant])
+        try:
+            record = self._record(leases[0])
+            first, *loans = record.grants()
+            if first != grant:
+                raise CorruptError(f"slot {grant.slot} holds the record of {first}, not of {grant}")
+            leases += self._lease(loans)
+            return self._unpickle(record, leases, _refuse)
+        finally:
+            for lease in leases:
+                drop(lease.c_grant)
+
+    def _record(self, lease: Lease) -> Record:
+        record_bytes = int(ffi.cast("uint64_t *", lease.data)[0])
+        if record_bytes > lease.nbytes - _LENGTH.size:
+            raise CorruptError(f"a record of {record_bytes} bytes in an extent of {lease.nbytes}")
+        return Record(memoryview(ffi.buffer(lease.data + _LENGTH.size, record_bytes)))
+
+
+def _refuse(number: int, n_frames: int) -> list[memoryview]:
+    raise CorruptError("an object of the cache says that it travelled out of band")
