@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,7 @@ def progress_bar(console: Console, name: str) -> Iterator[ProgressFunction]:
         started = time.perf_counter()
 
         def report(states: int, waiting: int) -> None:
-            bar.update(
-                task, refresh=True, completed=states, waiting=waiting, speed=states / (time.perf_counter() - started)
-            )
+            bar.update(task, refresh=True, completed=states, waiting=waiting, speed=states / (time.perf_counter() - started))
 
         yield report
 
@@ -90,7 +88,7 @@ def as_json(result: Result, name: str) -> dict[str, Any]:
     found = result.violation
     return {
         "model": name,
-        "config": _plain(asdict(config)) if is_dataclass(config) and not isinstance(config, type) else str(config),
+        "config": {each.name: _plain(getattr(config, each.name)) for each in fields(config)},
         "states": result.states,
         "transitions": result.transitions,
         "depth": result.depth,

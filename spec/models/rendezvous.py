@@ -226,6 +226,8 @@ def initial(config: Config) -> State:
         "torn": TORN,
         "empty": EMPTY,
     }
+    if config.leftover not in LEFTOVERS:
+        raise ValueError(f"leftover is one of {', '.join(LEFTOVERS)}, not {config.leftover!r}")
     if config.leftover == "none":
         return State(None, (), processes)
     return State(0, (EntryFile(left[config.leftover], None),), processes)

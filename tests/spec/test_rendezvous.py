@@ -80,3 +80,8 @@ def test_variants(name: str) -> None:
         return
     assert result.violation is not None
     assert (result.violation.name, result.violation.steps) == (variant.breaks, variant.steps)
+
+
+def test_an_unknown_leftover_is_refused() -> None:
+    with pytest.raises(ValueError, match="leftover is one of none, other"):
+        model(Config(leftover="half"))
