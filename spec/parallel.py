@@ -102,7 +102,8 @@ class Worker:
     def expand(self, number: int) -> None:
         """Take every possible step from one state."""
         config, canonical, source, can_progress = self.model.config, self.canonical, self.name(number), False
-        state, known, mine, processes = self.graph.states[number], self.graph.numbers, self.index, self.processes
+        state, known, sent = self.graph.states[number], self.graph.numbers, self.sent
+        mine, processes = self.index, self.processes
         for effect, args, name, is_progress in self.steps:
             after = effect(config, state, *args)
             if after is None:
@@ -110,16 +111,16 @@ class Worker:
             self.transitions += 1
             self.fired[name] += 1
             can_progress = can_progress or is_progress
+            owner = hash(after) % processes
+            if canonical is not None and after not in (known if owner == mine else sent[owner]):
+                after = canonical(after)
+                owner = hash(after) % processes
+            if owner != mine:
+                self.post(owner, after, source, is_progress)
+                continue
             target = known.get(after)
             if target is None:
-                after = after if canonical is None else canonical(after)
-                owner = hash(after) % processes
-                if owner != mine:
-                    self.post(owner, after, source, is_progress)
-                    continue
-                target = known.get(after)
-                if target is None:
-                    target = self.discover(after, source)
+                target = self.discover(after, source)
             if is_progress and self.drain is not None:
                 self.sources.append(source)
                 self.targets.append(self.name(target))
