@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from arena.protocol.ring import RingReader, RingWriter
 from spec import story
 from spec.checker import check
 from spec.models.ring import VARIANTS, Config, model
@@ -116,6 +115,8 @@ def test_both_ends_of_an_edge_are_named() -> None:
 
 def test_the_code_has_these_functions() -> None:
     """Each process's actions are methods of its end of the ring."""
+    from arena.protocol.ring import RingReader, RingWriter
+
     ends: dict[str, type] = {"writer": RingWriter, "reader": RingReader}
     for each in model(Config()).actions:
         if each.function is not None:
