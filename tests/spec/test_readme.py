@@ -33,6 +33,7 @@ def test_the_faults_of_message_slots_are_listed() -> None:
             assert f"| `{name}`: {each.summary} | {each.breaks} | {each.steps} |" in TEXT
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # --processes forks
 @pytest.mark.parametrize("line", [pytest.param(line, marks=pytest.mark.deep if "3" in line else ()) for line in COMMANDS])
 def test_the_commands_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
