@@ -165,7 +165,8 @@ static inline bool arena_member_cas_acq_rel(arena_word *w, uint64_t expected, ui
     return atomic_compare_exchange_strong_explicit(w, &expected, desired, memory_order_acq_rel,
                                                    memory_order_relaxed);
 }
-/* [member.admit] writer: ring cursor and park word of the joiner, then JOINED.  [member.leave]
+/* [member.admit] writer: ring cursor of the joiner, then JOINED; not its park word: a joiner parks
+ * while it is JOINING, and with a 0 stored over its 1 it sleeps through the admission.  [member.leave]
  * reader: its last consumed, then LEFT.  [member.reclaim] writer: done and hold rows zeroed, then
  * EMPTY.  Relaxed: a joiner starts from a dead reader's cursor; a left reader's last cursor is
  * missed, and slots that it has read are taken for unread.  x86: free. */

@@ -447,6 +447,20 @@ STAMPS = Program(
     _stamps_lie,
 )
 
+# ---- designs that no order saves -----------------------------------------------------------------
+
+
+def _admitter_that_unparks() -> Body:
+    yield store("park", 0, "park_store")
+    yield from _admitter()
+    return True
+
+
+ADMIT_UNPARKS = _parking(
+    "admission clears the park word", "the writer stores 0 over the 1 of a joiner that has parked, then JOINED",
+    "park.published", _admitter_that_unparks, _reader_waiting_for_admission,
+)  # fmt: skip
+
 PROGRAMS = (
     MESSAGE_SLOT, RING, PARKED_READER, PARKED_WRITER, PARKED_WRITER_LEAVE, PARKED_WRITER_JOIN, PARKED_JOINER,
     PARKED_TWICE, SHUTDOWN_READER, SHUTDOWN_WRITER, CLOSED_WRITER, LAST_RECORD, EVICT_HELD, GET_NEXT, ADMIT, LEAVE,

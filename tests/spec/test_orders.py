@@ -31,7 +31,7 @@ from spec.orders_machine import (
     wait_for,
     write,
 )
-from spec.orders_programs import CLOSED_WRITER, EVICT_HELD, PROGRAMS, SHUTDOWN_READER, SHUTDOWN_WRITER
+from spec.orders_programs import ADMIT_UNPARKS, CLOSED_WRITER, EVICT_HELD, PROGRAMS, SHUTDOWN_READER, SHUTDOWN_WRITER
 from spec.orders_search import candidates
 
 TEXT = HEADER.read_text()
@@ -208,6 +208,10 @@ def test_a_strong_store_does_not_replace_the_fence_of_shutdown(program: Program)
     failure = analysis(program).failure({**orders, "closed_store": SEQ_CST, "fence_closed_to_parked": RELAXED})
     assert failure is not None
     assert "asleep" in failure[0]
+
+
+def test_no_order_saves_an_admission_that_clears_the_park_word() -> None:
+    assert minimal(ADMIT_UNPARKS) == []
 
 
 def test_acquire_and_release_are_too_weak_for_eviction() -> None:
