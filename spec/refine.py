@@ -1,0 +1,264 @@
+"""What the code's memory means in the words of the models: the abstraction functions.
+
+A segment's control bytes, and the little that each process keeps to itself, determine the state of a model. Only what is
+declared here is looked at, so a word that the code forgot to store cannot hide behind a variable that it did set.
+`message_slots` and `ring_of` are the two functions; the lockstep tests run code and model side by side and compare after
+every step.
+
+**What a model's state says and nobody can see.** Two states of a model may differ in something that no later step depends
+on. The code need not keep such a difference, so both sides are compared in a normal form, `observable_slots` and
+`observable_ring`:
+
+- a slot that is free is free: whether its last generation was released or aborted has no effect (the code notes it when
+  it next looks for a slot);
+- a done word counts only while its reader is required (the code zeroes a dead reader's words, the model leaves them);
+- the park word of a process that is dead, or not admitted yet, is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arena.message.codec import Record
+from arena.protocol.ring import record_footprint
+from arena.protocol.slots import Grant
+from arena.protocol.slots import State as Owner
+from arena.shm import layout
+from arena.shm.layout import Layout, MemberWord
+from arena.shm.native import ffi
+from spec.model import put
+from spec.models import message_slots_state as slots
+from spec.models import ring_state as ring
+
+PAD = 2**64 - 1  # the length of a record that only fills the rest of the ring
+
+
+class Words:
+    """The shared words of a segment, read from its control bytes."""
+
+    def __init__(self, of: Layout, control: memoryview) -> None:
+        self._bytes = control
+        self._words = control.cast("Q")
+        self._ring_offset, self._ring_bytes = of.ring_offset, of.ring_bytes
+        self._slots, self._done, self._row = of.slots_offset // 8, of.done_offset // 8, of.row_bytes // 8
+
+    @property
+    def published(self) -> int:
+        return self._words[layout.HEADER_PUBLISHED // 8]
+
+    @property
+    def writer_park(self) -> int:
+        return self._words[layout.HEADER_WRITER_PARK // 8] & 0xFFFFFFFF
+
+    def member(self, row: int) -> MemberWord:
+        return MemberWord.unpack(self._words[self._member(row)])
+
+    def consumed(self, row: int) -> int:
+        return self._words[self._member(row) + layout.MEMBER_CONSUMED // 8]
+
+    def park(self, row: int) -> int:
+        return self._words[self._member(row) + layout.MEMBER_PARK // 8] & 0xFFFFFFFF
+
+    def generation(self, slot: int) -> int:
+        return self._words[self._slots + slot * layout.SLOT_BYTES // 8]
+
+    def done(self, row: int, slot: int) -> int:
+        return self._words[self._done + row * self._row + slot]
+
+    def records(self, start: int) -> Iterator[memoryview]:
+        """The records from a position up to the published one."""
+        capacity, position = self._ring_bytes, start
+        while position != self.published:
+            at = self._ring_offset + position % capacity
+            nbytes = self._words[at // 8]
+            if nbytes == PAD:
+                position += capacity - position % capacity
+                continue
+            yield self._bytes[at + 8 : at + 8 + nbytes]
+            position += record_footprint(nbytes)
+
+    def _member(self, row: int) -> int:
+        return (layout.PAGE + row * layout.MEMBER_BYTES) // 8
+
+
+def words_of(segment: Any) -> Words:
+    """The words of a mapped segment, as they are whenever they are asked for."""
+    return Words(segment.layout, memoryview(ffi.buffer(segment.mapping.control, segment.layout.control_bytes)))
+
+
+# ---- message slots --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Reference:
+    """What a reader's process has to do with a slot: the phase, and the grant that it got."""
+
+    phase: str
+    grant: Grant
+
+
+@dataclass
+class SlotsPrivate:
+    """What the processes keep to themselves.
+
+    Attributes:
+        owners: the writer's `SlotWriter.states`.
+        required: the writer's `SlotWriter.required`, a mask of rows for each slot.
+        members: the writer's `RingWriter.members`, a mask of rows.
+        message: the slots of the message under way, in order.
+        alive: which readers' processes live.
+        references: for each reader, by slot.
+        is_complete: whether a slot's extent holds the bytes of its generation.
+    """
+
+    owners: Sequence[Owner]
+    required: Sequence[int]
+    members: int
+    message: Sequence[int]
+    alive: Sequence[bool]
+    references: Sequence[Mapping[int, Reference]]
+    is_complete: Callable[[int], bool]
+
+
+OWNERS = {
+    Owner.FREE: slots.FREE,
+    Owner.CLAIMED: slots.CLAIMED,
+    Owner.PUBLISHED: slots.PUBLISHED,
+    Owner.SENT: slots.PUBLISHED,
+}
+
+
+def message_slots(config: slots.Config, words: Words, private: SlotsPrivate) -> slots.State:
+    """The state of the message-slot model that the bytes and the private state mean."""
+    rows, numbers = range(config.readers), range(config.slots)
+    generations = [words.generation(slot) for slot in numbers]
+    members = tuple([_membership(words, private, row) for row in rows])
+    current = next((slot for slot in private.message if private.owners[slot] is Owner.CLAIMED), slots.NO_SLOT)
+    return slots.State(
+        writer=_writer(private, current),
+        current=current,
+        pending=tuple([slot for slot in private.message if private.owners[slot] is Owner.PUBLISHED]),
+        slots=tuple([_slot(words, private, rows, slot, generations[slot]) for slot in numbers]),
+        alive=tuple(private.alive),
+        members=members,
+        refs=tuple([_references(private.references[row], generations) for row in rows]),
+        queues=tuple([_queue(words, row, generations) if members[row] in slots.IN_VIEW else () for row in rows]),
+        quarantine=((),) * config.readers,
+        orphans=((),) * config.readers,
+    )
+
+
+def _writer(private: SlotsPrivate, current: int) -> str:
+    if current == slots.NO_SLOT:
+        return slots.IDLE
+    return slots.PUBLISH if private.is_complete(current) else slots.COPY
+
+
+def _membership(words: Words, private: SlotsPrivate, row: int) -> str:
+    has_left = words.member(row).state is layout.State.LEFT
+    if private.members >> row & 1:
+        return slots.LEAVING if has_left else slots.JOINED
+    return slots.LEFT if has_left else slots.EMPTY
+
+
+def _slot(words: Words, private: SlotsPrivate, rows: range, slot: int, generation: int) -> slots.Slot:
+    required = private.required[slot]
+    return slots.Slot(
+        OWNERS[private.owners[slot]],
+        private.is_complete(slot),
+        tuple([words.done(row, slot) == generation for row in rows]),
+        tuple([bool(required >> row & 1) for row in rows]),
+    )
+
+
+def _references(references: Mapping[int, Reference], generations: Sequence[int]) -> tuple[slots.Ref, ...]:
+    row = [slots.UNUSED] * len(generations)
+    for slot, reference in references.items():
+        row[slot] = slots.Ref(reference.phase, reference.grant.generation == generations[slot])
+    return tuple(row)
+
+
+def _queue(words: Words, row: int, generations: Sequence[int]) -> tuple[slots.Message, ...]:
+    messages = [Record(record).grants() for record in words.records(words.consumed(row))]
+    return tuple(
+        [tuple([slots.Entry(g.slot, g.generation == generations[g.slot]) for g in message]) for message in messages]
+    )
+
+
+def observable_slots(config: slots.Config, state: slots.State) -> slots.State:
+    """The normal form: what a later step can depend on."""
+    nobody = (False,) * config.readers
+    seen = []
+    for number, (owner, complete, done, required) in enumerate(state.slots):
+        if config.is_free(config, state, number):
+            seen.append(slots.Slot(slots.FREE, False, nobody, nobody))
+        else:
+            owed = tuple([is_done and is_required for is_done, is_required in zip(done, required, strict=True)])
+            seen.append(slots.Slot(owner, complete, owed, required))
+    return state._replace(slots=tuple(seen))
+
+
+# ---- ring -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class RingPrivate:
+    """What the processes keep to themselves: where each is in its code, and how far shutdown() has come.
+
+    Attributes:
+        writer_step, reader_steps: a `WriterStep` and a `ReaderStep` each. A process in `futex_wait` is ASLEEP here; the
+            abstraction finds out from its park word whether it has been woken.
+        position: the writer's `RingWriter.position`.
+        members: the writer's `RingWriter.members`.
+        reader_positions: each reader's own, in bytes.
+        closed, shutdown: of each reader.
+        record_bytes: what one record takes; the model counts records.
+    """
+
+    writer_step: str
+    reader_steps: Sequence[str]
+    position: int
+    members: int
+    reader_positions: Sequence[int]
+    closed: Sequence[bool]
+    shutdown: Sequence[int]
+    record_bytes: int
+
+
+def ring_of(config: ring.Config, words: Words, private: RingPrivate) -> ring.State:
+    """The state of the ring model that the bytes and the private state mean; all store buffers are empty."""
+    rows = range(config.readers)
+    members = tuple([bool(private.members >> row & 1) for row in rows])
+    park = [words.park(row) for row in rows]
+    readers = []
+    for row in rows:
+        step = private.reader_steps[row]
+        if step == ring.ReaderStep.ASLEEP and not park[row]:  # whoever takes the flag wakes: see wake_if_parked
+            step = ring.ReaderStep.LOOK
+        position = 0 if step in ring.WITHOUT_POSITION else private.reader_positions[row] // private.record_bytes
+        readers.append(ring.Reader(step, position, (), private.closed[row], private.shutdown[row]))
+    writer_step = private.writer_step
+    if writer_step == ring.WriterStep.ASLEEP and not words.writer_park:
+        writer_step = ring.WriterStep.RESERVE
+    state = ring.State(
+        ring.Writer(writer_step, 0, private.position // private.record_bytes, (), members),
+        tuple(readers),
+        words.published // private.record_bytes,
+        (*park, words.writer_park),
+        tuple([words.consumed(row) // private.record_bytes if members[row] else None for row in rows]),
+    )
+    return observable_ring(state)
+
+
+def observable_ring(state: ring.State) -> ring.State:
+    """The normal form: what a later step can depend on."""
+    nobodys = ring.DEAD | {ring.ReaderStep.JOINING, ring.ReaderStep.GONE}
+    for row, reader in enumerate(state.readers):
+        if reader.step in nobodys:
+            state = ring.with_park_word(state, row, ring.RUNNING)
+            state = state._replace(readers=put(state.readers, row, ring.Reader(reader.step, 0)))
+    if state.writer.step == ring.WriterStep.DEAD:
+        state = ring.with_park_word(state, len(state.readers), ring.RUNNING)
+    return ring.normal(state)

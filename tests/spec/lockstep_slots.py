@@ -1,0 +1,324 @@
+"""The production slot code, step by step beside the model of the message slots.
+
+Everything is in one process and in anonymous memory: a step of the model is one call of the code, and a snapshot of the
+memory, with a copy of what each process keeps to itself, is a state that can be come back to.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache, partial
+from itertools import count
+from typing import Any
+
+from arena.message import codec
+from arena.message.codec import Record
+from arena.protocol.ring import Outcome, RingReader, RingWriter
+from arena.protocol.slots import SlotReader, SlotWriter, drop
+from arena.shm.layout import EMPTY_WORD, PAGE, Layout, MemberWord, State
+from arena.shm.native import ffi, geometry, lib
+from spec.model import Model, Step
+from spec.models import message_slots_state as model_state
+from spec.models.message_slots_actions import has_room
+from spec.refine import Reference, SlotsPrivate, message_slots, observable_slots, words_of
+
+PAYLOAD_BYTES = 64
+
+
+class Mismatch(AssertionError):
+    """Code and model differ."""
+
+
+class AnonymousSegment:
+    """What the protocol code needs of a segment, over memory that has no file."""
+
+    fd = -1
+    writable_file = False
+
+    def __init__(self, of: Layout) -> None:
+        self.layout = of
+        error = ffi.new("int *")
+        self.mapping: Any = lib.arena_map(-1, geometry(of), lib.ARENA_ACCESS_SHARED, error)
+        if self.mapping == ffi.NULL:
+            raise OSError(error[0], "arena_map")
+
+    @property
+    def data_address(self) -> int:
+        return int(ffi.cast("uintptr_t", self.mapping.data))
+
+    def close(self) -> None:
+        lib.arena_map_release(self.mapping)
+
+
+def payload(slot: int, generation: int) -> bytes:
+    """The bytes of one generation of a slot."""
+    return struct.pack("<II", slot, generation) * (PAYLOAD_BYTES // 8)
+
+
+class ReaderCode:
+    """A reader's process: its ends of ring and slots, and what it holds."""
+
+    def __init__(self, segment: Any, row: int, incarnation: int) -> None:
+        self.entry = MemberWord(State.JOINING, row + 1, incarnation)
+        self.ring = RingReader(segment, row, self.entry)
+        self.slots = SlotReader(segment, row)
+        self.alive = True
+        self.references: dict[int, Reference] = {}
+        self.views: dict[int, tuple[int, int]] = {}  # slot -> extent
+
+
+class SlotCode:
+    """The code under test. Each method with the name of an action performs it."""
+
+    def __init__(self, config: model_state.Config) -> None:
+        self.config = config
+        self.segment = AnonymousSegment(Layout(config.readers, config.slots, PAGE, config.slots * PAGE))
+        self.words = words_of(self.segment)
+        self.writer = SlotWriter(self.segment)  # type: ignore[arg-type]
+        self.ring = RingWriter(self.segment)  # type: ignore[arg-type]
+        self.message: list[int] = []
+        self._incarnations = count(1)
+        self._leases: list[Any] = []
+        self._expected = lru_cache(maxsize=1 << 16)(partial(expectation, config))
+        self._control = ffi.buffer(self.segment.mapping.control, self.segment.layout.control_bytes)
+        self._data = ffi.buffer(self.segment.mapping.data, self.segment.layout.data_bytes)
+        self.readers: list[ReaderCode] = []
+        for row in range(config.readers):
+            self.readers.append(ReaderCode(self.segment, row, 0))
+            self.admit(row)
+
+    def close(self) -> None:
+        for c_grant in self._leases:
+            drop(c_grant)
+        self.segment.close()
+
+    # ---- the writer
+
+    def claim(self, slot: int) -> None:
+        """The model lets the writer take any free slot, the code takes the last of its list: put the wanted one there."""
+        self.writer.collect()
+        if slot in self.writer._free:
+            self.writer._free.remove(slot)
+            self.writer._free.append(slot)
+        taken = self.writer.claim(PAYLOAD_BYTES)
+        if taken != slot:
+            raise Mismatch(f"claim gave {taken}, not slot {slot}")
+        self.message.append(slot)
+
+    def copy(self) -> None:
+        slot = self.message[-1]
+        source = ffi.from_buffer(payload(slot, self.writer.generations[slot]))
+        if self.writer.copy(slot, source, 1):
+            raise Mismatch("copy failed")
+
+    def publish(self) -> None:
+        self.writer.publish([self.message[-1]], self.ring.members)
+
+    def enqueue(self) -> None:
+        grants = [self.writer.grant(slot) for slot in self.message]
+        filler = PAGE // self.config.queue - 8 - codec.header_bytes(len(grants), 0)  # so that `queue` records fit exactly
+        position = self.ring.position
+        outcome = self.ring.send_bytes(codec.pack(0, 0, filler, grants, 0, 0) + bytes(filler))
+        if outcome is not Outcome.OK:
+            raise Mismatch(f"enqueue: {outcome!r}")
+        self.writer.enqueue(self.message, position)
+        self.message = []
+
+    def abort(self) -> None:
+        self.writer.abort(self.message)
+        self.message = []
+
+    def reclaim(self, row: int) -> None:
+        self.ring.drop_reader(row)
+        self.writer.reclaim(row)
+        self.ring.clear_entry(row)
+
+    def admit(self, row: int) -> None:
+        reader = self.readers[row] = ReaderCode(self.segment, row, next(self._incarnations))
+        if not lib.arena_member_claim(self.segment.mapping, row, EMPTY_WORD, reader.entry.pack()):
+            raise Mismatch(f"the entry of reader {row} is not empty")
+        self.ring.admit(row, reader.entry)
+        if reader.ring.wait_admission(0) is not Outcome.OK:
+            raise Mismatch(f"reader {row} does not see that it is admitted")
+
+    def drop_reader(self, row: int) -> None:
+        self.ring.drop_reader(row)
+        self.writer.excuse_unread(row, self.ring.consumed(row))
+
+    # ---- the readers
+
+    def receive(self, row: int) -> None:
+        reader = self.readers[row]
+        if reader.ring.read() is not Outcome.OK:
+            raise Mismatch(f"reader {row} finds no record")
+        pointer, nbytes = reader.ring.record
+        for grant in Record(memoryview(ffi.buffer(pointer, nbytes))).grants():
+            reader.references[grant.slot] = Reference(model_state.RECEIVED, grant)
+        reader.ring.finish()
+
+    def lease(self, row: int, slot: int) -> None:
+        reader = self.readers[row]
+        lease = reader.slots.lease(reader.references[slot].grant)
+        self._leases.append(lease.c_grant)  # a restored snapshot may hold it again
+        offset = int(ffi.cast("uintptr_t", lease.data)) - self.segment.data_address
+        reader.views[slot] = offset, lease.nbytes
+        reader.references[slot].phase = model_state.LEASED
+
+    def skip(self, row: int, slot: int) -> None:
+        self.readers[row].references[slot].phase = model_state.DROPPED
+
+    def drop(self, row: int, slot: int, gated: bool) -> None:
+        """The last view is gone: nothing is stored before the release."""
+        reader = self.readers[row]
+        del reader.views[slot]
+        reader.references[slot].phase = model_state.DMA if gated else model_state.DROPPED
+
+    def release(self, row: int, slot: int) -> None:
+        """The last holder of the C grant goes. A grant is nothing but these numbers: a new one does for a restored one."""
+        grant = self.readers[row].references.pop(slot).grant
+        drop(lib.arena_grant_open(self.segment.mapping, row, *grant))
+
+    def leave(self, row: int) -> None:
+        self.readers[row].ring.leave()
+
+    # ---- the environment
+
+    def dma_complete(self, row: int, slot: int) -> None:
+        reader = self.readers[row]
+        if reader.alive:
+            reader.references[slot].phase = model_state.DROPPED
+        else:
+            del reader.references[slot]
+
+    def reader_death(self, row: int) -> None:
+        reader = self.readers[row]
+        reader.alive = False
+        reader.views.clear()
+        reader.references = {s: held for s, held in reader.references.items() if held.phase == model_state.DMA}
+
+    # ---- what is compared
+
+    def take(self, step: Step) -> None:
+        getattr(self, step.action.name)(*step.args)
+
+    def state(self) -> model_state.State:
+        """What the bytes and the private state mean."""
+        private = SlotsPrivate(
+            owners=self.writer.states,
+            required=self.writer.required,
+            members=self.ring.members,
+            message=self.message,
+            alive=[reader.alive for reader in self.readers],
+            references=[reader.references for reader in self.readers],
+            is_complete=self.is_complete,
+        )
+        return observable_slots(self.config, message_slots(self.config, self.words, private))
+
+    def is_complete(self, slot: int) -> bool:
+        return self.bytes_at(self.writer.offsets[slot]) == payload(slot, self.words.generation(slot))
+
+    def bytes_at(self, offset: int) -> bytes:
+        return self._data[offset : offset + PAYLOAD_BYTES]
+
+    def check(self, expected: model_state.State) -> None:
+        """Raises Mismatch unless code and model agree on everything that can be seen."""
+        found, (wanted, wanted_free, room) = self.state(), self._expected(expected)
+        if found != wanted:
+            raise Mismatch(difference(found, wanted))
+        free = {*self.writer._free, *self.writer._released()[0]}
+        if free != wanted_free:
+            raise Mismatch(f"free are the slots {free} in the code and {wanted_free} in the model")
+        if self.writer.usage()[0] != len(free):
+            raise Mismatch(f"usage() counts {self.writer.usage()[0]} free slots, not {len(free)}")
+        if (self.ring.reserve(PAGE // self.config.queue - 8) is Outcome.OK) != room:
+            raise Mismatch("code and model differ on whether the ring has room")
+        self.check_views()
+
+    def check_views(self) -> None:
+        """Every live view shows the bytes of its generation."""
+        for row, reader in enumerate(self.readers):
+            for slot, (offset, nbytes) in reader.views.items():
+                grant = reader.references[slot].grant
+                if nbytes != PAYLOAD_BYTES or self.bytes_at(offset) != payload(*grant):
+                    raise Mismatch(f"reader {row}'s view of slot {slot} does not show generation {grant.generation}")
+
+    # ---- snapshots
+
+    def snapshot(self) -> Any:
+        """The control bytes, the payloads, and the declared private state."""
+        w, r = self.writer, self.ring
+        extents = (w.extents._starts[:], w.extents._ends[:], w.extents._taken.copy(), w.extents.used_bytes)
+        payloads = [self.bytes_at(slot * PAGE) for slot in range(self.config.slots)]
+        return (
+            bytes(self._control), payloads, w.states[:], w.offsets[:], w.lengths[:], list(w.generations), list(w.required),
+            w._free[:], w._sent.copy(), extents, bytes(ffi.buffer(r._ring)), list(r._words), self.message[:],
+            [
+                (each.entry, each.alive, each.ring.admitted, bytes(ffi.buffer(each.ring._ring)),
+                 [(slot, held.phase, held.grant) for slot, held in each.references.items()], each.views.copy())
+                for each in self.readers
+            ],
+        )  # fmt: skip
+
+    def restore(self, snapshot: Any) -> None:
+        w, r = self.writer, self.ring
+        control, payloads, states, offsets, lengths, generations, required, free, sent, extents, *rest = snapshot
+        ring, known, message, all_of = rest
+        self._control[:] = control
+        for slot, nbytes in enumerate(payloads):
+            self._data[slot * PAGE : slot * PAGE + PAYLOAD_BYTES] = nbytes
+        w.states, w.offsets, w.lengths = states[:], offsets[:], lengths[:]
+        w.generations[0 : len(generations)] = generations
+        w.required[0 : len(required)] = required
+        w._free, w._sent = free[:], sent.copy()
+        starts, ends, taken, used = extents
+        w.extents._starts, w.extents._ends, w.extents._taken, w.extents.used_bytes = starts[:], ends[:], taken.copy(), used
+        ffi.buffer(r._ring)[:] = ring
+        r._words[0 : len(known)] = known
+        self.message = message[:]
+        for row, (entry, alive, admitted, private, references, views) in enumerate(all_of):
+            reader = self.readers[row]
+            reader.entry = reader.ring._entry = entry
+            reader.alive, reader.ring.admitted = alive, admitted
+            ffi.buffer(reader.ring._ring)[:] = private
+            reader.references = {slot: Reference(phase, grant) for slot, phase, grant in references}
+            reader.views = views.copy()
+
+
+def expectation(config: model_state.Config, state: model_state.State) -> tuple[model_state.State, set[int], bool]:
+    """What the model says that can be seen: its normal form, the free slots, and whether the ring has room."""
+    free = {slot for slot in range(config.slots) if config.is_free(config, state, slot)}
+    return observable_slots(config, state), free, has_room(config, state)
+
+
+def difference(found: model_state.State, wanted: model_state.State) -> str:
+    """The fields in which two states differ."""
+    return "; ".join(
+        f"{name}: the code means {here}, the model says {there}"
+        for name, here, there in zip(found._fields, found, wanted)
+        if here != there
+    )
+
+
+def walk(model: Model, code: SlotCode) -> tuple[int, int]:
+    """Every step from every state of the model, in the code too: depth first, from snapshots.
+
+    Returns:
+        The numbers of states and transitions.
+    """
+    (start,) = model.initial
+    code.check(start)
+    seen, stack, transitions = {start}, [(start, code.snapshot())], 0
+    while stack:
+        state, snapshot = stack.pop()
+        for step, after in model.successors(state):
+            code.restore(snapshot)
+            try:
+                code.take(step)
+                code.check(after)
+            except Mismatch as wrong:
+                raise Mismatch(f"after {step} by the {step.actor}: {wrong}") from None
+            transitions += 1
+            if after not in seen:
+                seen.add(after)
+                stack.append((after, code.snapshot()))
+    return len(seen), transitions
