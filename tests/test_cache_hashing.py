@@ -1,0 +1,182 @@
+"""Keys that stand for content: different for what differs in anything, equal in every process."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import subprocess
+import sys
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from arena.hashing import object_key
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Shade(enum.IntEnum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class Box:
+    width: int
+    height: int
+
+
+@dataclasses.dataclass
+class Size:
+    width: int
+    height: int
+
+
+def image(mode: str, size: tuple[int, int] = (4, 2), fill: Any = 0) -> Image.Image:
+    return Image.new(mode, size, fill)
+
+
+def with_palette(*colors: int, transparency: int | None = None, mode: str = "RGB") -> Image.Image:
+    made = Image.new("P", (4, 2))
+    made.putpalette(colors, mode)
+    if transparency is not None:
+        made.info["transparency"] = transparency
+    return made
+
+
+def turned(orientation: int) -> Image.Image:
+    made = image("RGB")
+    made.getexif()[0x0112] = orientation
+    return made
+
+
+DIFFERENT: dict[str, list[object]] = {
+    "numbers": [0, False, 0.0, 0j, -0.0, "0", b"0", None, np.int64(0), np.int32(0), np.float64(0), np.zeros(()), torch.zeros(())],
+    "ones": [1, True, 1.0, "1", b"1", bytearray(b"1"), memoryview(b"1"), Color.RED, Shade.RED],
+    "nothing": [None, "", b"", [], (), {}, set(), np.zeros(0), torch.zeros(0), "None"],
+    "split": [("ab", "c"), ("a", "bc"), ("abc",), ("a", "b", "c"), (("ab",), "c"), ("ab", ("c",)), ["ab", "c"], "abc"],
+    "nested": [{"a": {"b": 1}}, {"a": {"b": 1.0}}, {"a": {"c": 1}}, {"a": [("b", 1)]}, {"a.b": 1}, [{"a": 1}, {"b": 1}]],
+    "shapes": [np.zeros(shape, np.uint8) for shape in ((12,), (3, 4), (4, 3), (2, 6), (1, 12), (12, 1), (2, 3, 2))],
+    "dtypes": [np.zeros(4, dtype) for dtype in ("i4", "u4", "f4", "<i4", ">i4", "S4", "U1", "M8[s]", "m8[s]", "bool")][1:],
+    "tensors": [
+        torch.zeros(4, dtype=dtype) for dtype in (torch.float16, torch.bfloat16, torch.int16, torch.uint8, torch.float8_e4m3fn)
+    ],
+    "same bytes": [b"\0\0\0\0", np.zeros(4, np.uint8), torch.zeros(4, dtype=torch.uint8), np.zeros(4, np.int8), image("L", (4, 1))],
+    "modes": [image(mode) for mode in ("1", "L", "P", "RGB", "RGBA", "CMYK", "I", "F", "LA", "YCbCr", "HSV")],
+    "sizes": [image("L", size) for size in ((8, 1), (4, 2), (2, 4), (1, 8))],
+    "alpha": [image("RGBA", fill=(1, 2, 3, alpha)) for alpha in (0, 1, 255)],
+    "palettes": [
+        with_palette(0, 0, 0, 9, 9, 9),
+        with_palette(9, 9, 9, 0, 0, 0),
+        with_palette(0, 0, 0, 9, 9, 9, transparency=0),
+        with_palette(0, 0, 0, 9, 9, 9, transparency=1),
+        with_palette(0, 0, 0, 255, 9, 9, 9, 0, mode="RGBA"),
+        with_palette(0, 0, 0, 255, 9, 9, 9, 1, mode="RGBA"),
+    ],
+    "orientations": [turned(1), turned(6), turned(3)],
+    "classes": [Box(1, 2), Size(1, 2), Box(2, 1), (1, 2), {"width": 1, "height": 2}],
+    "masks": [np.ma.masked_array([1, 2], [False, True]), np.ma.masked_array([1, 2], [True, False]), np.array([1, 2])],
+    "fields": [np.zeros(2, [("a", "i4")]), np.zeros(2, [("b", "i4")]), np.zeros(2, "i4")],
+    "paths": [PurePosixPath("a/b"), "a/b", PurePosixPath("a"), ("a", "b")],
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_different(name: str) -> None:
+    keys = [object_key(value) for value in DIFFERENT[name]]
+    assert len(set(keys)) == len(keys)
+    assert all(len(key) == 32 for key in keys)
+
+
+def test_layout_in_memory_does_not_matter_but_order_does() -> None:
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for same in (np.asfortranarray(array), array[:, ::1], np.ascontiguousarray(array[::-1])[::-1]):
+        assert object_key(same) == object_key(array)
+    assert object_key(array.T) != object_key(array)
+    assert object_key(np.ascontiguousarray(array.T)) == object_key(array.T)
+    tensor = torch.from_numpy(array)
+    assert object_key(tensor.t().contiguous().t()) == object_key(tensor)
+    assert object_key(tensor.t()) != object_key(tensor)
+    assert object_key(torch.complex(tensor, tensor).conj()) == object_key(torch.complex(tensor, -tensor))
+
+
+def test_order_of_keyword_arguments_does_not_matter() -> None:
+    one = {"size": {"width": 1, "height": 2}, "crop": True}
+    other = {"crop": True, "size": {"height": 2, "width": 1}}
+    assert object_key("image", one) == object_key("image", other)
+    assert object_key({3, 1, 2}) == object_key({2, 3, 1})
+    assert object_key([1, 2]) != object_key([2, 1])
+
+
+def test_context_is_apart_from_the_value() -> None:
+    assert len({object_key("a", "b"), object_key("ab"), object_key(("a", "b")), object_key("b", "a"), object_key("a")}) == 5
+
+
+def test_copies_of_an_image_are_equal() -> None:
+    original = with_palette(1, 2, 3)
+    assert object_key(original.copy()) == object_key(original)
+
+
+@pytest.mark.parametrize("value", [object(), lambda: 0, [object()], {"a": object()}, type("Text", (str,), {})("a"), {1: int}])
+def test_what_has_no_content_is_refused(value: object) -> None:
+    with pytest.raises(TypeError, match="class"):
+        object_key(value)
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    with pytest.raises(ValueError, match="nested"):
+        object_key(endless)
+
+
+PROGRAM = """
+import numpy as np, torch
+from PIL import Image
+from arena.hashing import object_key
+value = {"image": Image.new("RGB", (3, 2), (1, 2, 3)), "ids": {"b", "a", "c"}, "x": np.arange(4), "t": torch.ones(2)}
+print(object_key(value, "model", {"size": 336, "crop": None}).hex())
+"""
+
+
+def test_the_same_in_every_process_and_hash_seed() -> None:
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True, text=True, check=True, timeout=120,
+        ).stdout
+        for hash_seed in ("0", "1", "4711")
+    }  # fmt: skip
+    assert len(outputs) == 1
+    assert len(outputs.pop().strip()) == 64
+
+
+ATOMS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+VALUES = st.recursive(
+    ATOMS,
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+def frozen(value: Any) -> Any:
+    """Equal exactly where the values are the same in content and type."""
+    if isinstance(value, dict):
+        return dict, frozenset((key, frozen(each)) for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(map(frozen, value))
+    return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)
+
+
+@given(VALUES, VALUES)
+def test_equal_exactly_for_equal_content(one: object, other: object) -> None:
+    assert (object_key(one) == object_key(other)) == (frozen(one) == frozen(other))
