@@ -14,6 +14,20 @@
 #include "arena_native.h"
 #include "arena_steps.h"
 
+struct arena_grant {
+    arena_mapping *mapping;
+    arena_holds *holds; /* of an object: its hold is counted down; NULL: a message's done word is stored */
+    uint64_t generation;
+    uint32_t row;
+    uint32_t slot;
+    _Atomic int64_t holders; /* the message while it is unpickled, and each tensor */
+    arena_gates *gates;      /* where it waits for a device; NULL: nowhere */
+    struct arena_grant *next;
+    uint64_t offset, nbytes; /* of a gated one */
+};
+
+bool arena_gates_push(arena_gates *gates, arena_grant *g);
+
 static inline struct arena_header *header_of(arena_mapping *m) { return (struct arena_header *)m->control; }
 
 static inline struct arena_member *member_of(arena_mapping *m, uint32_t rank) {

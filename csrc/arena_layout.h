@@ -42,6 +42,7 @@ struct arena_header {
 
 struct arena_member {
     _Alignas(ARENA_LINE) arena_word word; /* state, pid, start time: see arena/shm/layout.py */
+    arena_word pinned; /* 1: devices may read for this member, and for a while after its death */
     _Alignas(ARENA_LINE) arena_word consumed;
     _Alignas(ARENA_LINE) arena_word32 park;
 };
@@ -60,6 +61,7 @@ _Static_assert(offsetof(struct arena_header, writer_closed) == 256, "layout.py: 
 _Static_assert(offsetof(struct arena_header, trace_stamp) == 320, "layout.py: HEADER_TRACE_STAMP");
 _Static_assert(sizeof(struct arena_header) <= ARENA_PAGE, "the header is one page");
 _Static_assert(sizeof(struct arena_member) == 192, "layout.py: MEMBER_BYTES");
+_Static_assert(offsetof(struct arena_member, pinned) == 8, "layout.py: MEMBER_PINNED");
 _Static_assert(offsetof(struct arena_member, consumed) == 64, "layout.py: MEMBER_CONSUMED");
 _Static_assert(offsetof(struct arena_member, park) == 128, "layout.py: MEMBER_PARK");
 _Static_assert(sizeof(struct arena_slot) == 32, "layout.py: SLOT_BYTES");

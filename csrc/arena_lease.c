@@ -32,15 +32,6 @@ typedef struct dl_managed {
     void (*deleter)(struct dl_managed *);
 } dl_managed;
 
-struct arena_grant {
-    arena_mapping *mapping;
-    arena_holds *holds; /* of an object: its hold is counted down; NULL: a message's done word is stored */
-    uint64_t generation;
-    uint32_t row;
-    uint32_t slot;
-    _Atomic int64_t holders; /* the message while it is unpickled, and each tensor */
-};
-
 typedef struct {
     dl_managed managed; /* first: torch hands this address back to the deleter */
     arena_grant *grant;     /* what it holds: a grant, */
@@ -56,7 +47,7 @@ static _Atomic int64_t grants_live;
 static arena_grant *new_grant(arena_mapping *m, arena_holds *h, uint32_t row, uint32_t slot, uint64_t generation) {
     arena_grant *g = malloc(sizeof *g);
     if (!g) return NULL;
-    *g = (arena_grant){m, h, generation, row, slot, 1};
+    *g = (arena_grant){.mapping = m, .holds = h, .generation = generation, .row = row, .slot = slot, .holders = 1};
     arena_map_retain(m);
     if (h) arena_holds_retain(h);
     atomic_fetch_add(&grants_live, 1);
@@ -100,14 +91,22 @@ static void release(arena_grant *g) {
     arena_holds_release(g->holds);
 }
 
-/* The last holder releases the slot: at once, in whatever thread. */
-void arena_grant_drop(arena_grant *g) {
-    if (!arena_map_is_alive(g->mapping)) return; /* a forked child: its parent holds the lease */
-    if (atomic_fetch_sub(&g->holders, 1) != 1) return;
+/* Gives the slot back: nobody, and no device, reads it any more. */
+void arena_grant_release(arena_grant *g) {
     release(g);
+    arena_gates *gates = g->gates;
     arena_map_release(g->mapping);
     atomic_fetch_sub(&grants_live, 1);
     free(g);
+    if (gates) arena_gates_close(gates);
+}
+
+/* The last holder releases the slot, at once, in whatever thread; or hands a gated grant over. */
+void arena_grant_drop(arena_grant *g) {
+    if (!arena_map_is_alive(g->mapping)) return; /* a forked child: its parent holds the lease */
+    if (atomic_fetch_sub(&g->holders, 1) != 1) return;
+    if (g->gates && arena_gates_push(g->gates, g)) return;
+    arena_grant_release(g);
 }
 
 int64_t arena_grants_live(void) { return atomic_load(&grants_live); }

@@ -156,6 +156,7 @@ uint64_t arena_layout_constant(int which) {
     case 9: return offsetof(struct arena_member, park);
     case 10: return sizeof(struct arena_slot);
     case 11: return offsetof(struct arena_header, secret);
+    case 12: return offsetof(struct arena_member, pinned);
     default: return 0;
     }
 }

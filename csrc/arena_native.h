@@ -182,7 +182,22 @@ uint64_t arena_copied_tensor(const char *from, uint64_t nbytes, int code, int bi
 uint64_t arena_map_tensor(arena_mapping *m, uint64_t offset, int code, int bits, int ndim, const int64_t *shape,
                           const int64_t *strides);
 uint64_t arena_capsule_destructor(void);
+void arena_grant_release(arena_grant *g);
 int64_t arena_grants_live(void);
+
+/* ---- gates: grants whose memory a device may still read ---- */
+typedef struct arena_gates arena_gates; /* of one reader */
+arena_gates *arena_gates_open(void);
+void arena_gates_close(arena_gates *gates);
+void arena_gates_shut(arena_gates *gates);
+int64_t arena_gates_leases(arena_gates *gates);
+arena_grant *arena_gates_pop(arena_gates *gates);
+void arena_gates_wait(arena_gates *gates, uint64_t slice_us);
+void arena_grant_gate(arena_grant *g, arena_gates *gates, const char *data, uint64_t nbytes);
+arena_grant *arena_grant_next(arena_grant *g);
+void arena_grant_extent(arena_grant *g, uint64_t *extent);
+void arena_member_pin(arena_mapping *m, uint32_t rank);
+int arena_member_is_pinned(arena_mapping *m, uint32_t rank);
 
 /* cdef end */
 

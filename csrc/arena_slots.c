@@ -29,6 +29,18 @@ int arena_members_changed(arena_mapping *m, const uint64_t *words, uint32_t n_wo
     return 0;
 }
 
+/* A member, before it registers memory with a device for the first time.  The writer asks once the member is dead: its
+ * pidfd orders the two. */
+void arena_member_pin(arena_mapping *m, uint32_t rank) {
+    STEP(member_store);
+    arena_member_store_release(&member_of(m, rank)->pinned, 1);
+}
+
+int arena_member_is_pinned(arena_mapping *m, uint32_t rank) {
+    STEP(member_load);
+    return arena_member_load_acquire(&member_of(m, rank)->pinned) != 0;
+}
+
 /* For a joiner: the writer may be parked in wait_until_ready. */
 void arena_wake_writer(arena_mapping *m) {
     STEP(fence);
@@ -103,4 +115,6 @@ void arena_rows_clear(arena_mapping *m, uint32_t row) {
         STEP(hold_store);
         arena_hold_store_release(hold_of(m, row, slot), 0);
     }
+    STEP(member_store);
+    arena_member_store_release(&member_of(m, row)->pinned, 0);
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path("csrc")
-SOURCES = ["arena_steps.c", "arena_map.c", "arena_copy.c", "arena_ring.c", "arena_slots.c", "arena_objects.c", "arena_lease.c"]
+SOURCES = ["arena_steps.c", "arena_map.c", "arena_copy.c", "arena_ring.c", "arena_slots.c", "arena_objects.c", "arena_lease.c", "arena_gates.c"]
 
 
 def declarations() -> str:
