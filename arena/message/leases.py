@@ -8,51 +8,25 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
-
-import torch
+from functools import partial
+from typing import Any, Protocol
 
 from arena.errors import ArenaError, CorruptError
 from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
-from arena.message.tensors import BYTE
+from arena.message.tensors import BYTE, rebuild_tensor
 from arena.protocol.slots import Grant, Lease, drop
 from arena.shm import layout
-from arena.shm.native import ffi, lib, to_tensor
+from arena.shm.native import ffi, lib
 from arena.shm.segment import Segment
 
 Receive = Callable[[int, int], Sequence[memoryview]]
-"""Fetches the frames of message ``number`` (first argument), ``n_frames`` of them: the table, the pickle, the inline buffers."""
+"""Fetches the ``n_frames`` frames of message ``number``: the table, the pickle, each inline buffer."""
 
 
 class Slots(Protocol):
     """Where slots come from: a message's grants, or handles of objects."""
 
     def lease(self, grant: Grant) -> Lease: ...
-
-
-class SlotBytes(NamedTuple):
-    """A buffer in a slot, for one tensor."""
-
-    c_grant: Any
-    data: Any
-    nbytes: int
-
-    def tensor(self, code: int, bits: int, shape: Sequence[int], strides: Sequence[int] | None) -> torch.Tensor:
-        """A tensor over the slot, which holds its lease."""
-        dims = ffi.NULL if strides is None else strides
-        return to_tensor(lib.arena_grant_tensor(*self, code, bits, len(shape), shape, dims))
-
-
-class InlineBytes(NamedTuple):
-    """A buffer that came with the pickle, for one tensor: copied out, because the ring is the writer's again soon."""
-
-    data: Any
-    nbytes: int
-
-    def tensor(self, code: int, bits: int, shape: Sequence[int], strides: Sequence[int] | None) -> torch.Tensor:
-        """A tensor with memory of its own."""
-        dims = ffi.NULL if strides is None else strides
-        return to_tensor(lib.arena_copied_tensor(*self, code, bits, len(shape), shape, dims))
 
 
 class Decoder:
@@ -112,10 +86,10 @@ class Decoder:
         return leases
 
     def _buffers(self, buffers: Sequence[Buffer], leases: Sequence[Lease], inline: Iterator[memoryview]) -> Iterator[Any]:
-        """What the pickle asks for, in its order."""
+        """What the pickle asks for, in its order: for a tensor, the native call that makes it over its bytes."""
         for buffer in buffers:
             if buffer.kind is Kind.INLINE_TENSOR:
-                yield InlineBytes(ffi.from_buffer(next(inline)), buffer.nbytes)
+                yield partial(lib.arena_copied_tensor, ffi.from_buffer(next(inline)), buffer.nbytes)
             elif buffer.kind is Kind.INLINE_BYTES:
                 yield bytearray(next(inline))
             else:
@@ -124,10 +98,10 @@ class Decoder:
     def _in_slot(self, buffer: Buffer, lease: Lease) -> Any:
         if buffer.offset + buffer.nbytes > lease.nbytes:
             raise CorruptError(f"a buffer of {buffer.nbytes} bytes at {buffer.offset} in an extent of {lease.nbytes}")
-        source = SlotBytes(lease.c_grant, lease.data + buffer.offset, buffer.nbytes)
+        make = partial(lib.arena_grant_tensor, lease.c_grant, lease.data + buffer.offset, buffer.nbytes)
         if buffer.kind is Kind.SLOT_TENSOR:
-            return source
-        array = source.tensor(*BYTE, (buffer.nbytes,), None).numpy()  # its base is the tensor, which holds the lease
+            return make
+        array = rebuild_tensor(make, BYTE, (buffer.nbytes,), None).numpy()  # its base is the tensor: the lease's holder
         if self._readonly:
             array.flags.writeable = False
         return array

@@ -4,7 +4,8 @@ The socket is ``ipc://`` in a 0700 directory.  Its file is unlinked as soon as i
 ``/proc/<pid>/fd/<n>`` of the writer, as they attach the memfd, so even a late reader needs no name.  Across PID namespaces
 (``backing="shm"``) the name stays until all have connected.
 
-Frames: the reader's identity (added and taken off by ZMQ), the message number, the buffer table, the pickle, each inline buffer.
+Frames: the reader's identity (added and taken off by ZMQ), the message number, the buffer table, the pickle, each
+inline buffer.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+
+from arena.shm.native import NULL, to_tensor
 
 # DLPack's (code, bits) per dtype: what a capsule can carry directly (dlpack.h, DLDataTypeCode).
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
@@ -30,10 +32,8 @@ VIEWED: frozenset[torch.dtype] = frozenset(
 )  # fmt: skip
 
 
-class TensorSource(Protocol):
-    """Where a rebuilt tensor's bytes are: what the unpickler is given for each tensor."""
-
-    def tensor(self, code: int, bits: int, shape: Sequence[int], strides: Sequence[int] | None) -> torch.Tensor: ...
+MakeTensor = Callable[..., int]
+"""``(code, bits, ndim, shape, strides)`` to a native tensor: of its own copy of the bytes, or over a slot that it holds."""
 
 
 def refusal(t: torch.Tensor) -> str | None:
@@ -96,12 +96,17 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def rebuild_tensor(
-    source: TensorSource, dtype: tuple[int, int] | torch.dtype, shape: Sequence[int], strides: Sequence[int] | None
+    make: MakeTensor, dtype: tuple[int, int] | torch.dtype, shape: Sequence[int], strides: Sequence[int] | None
 ) -> torch.Tensor:
-    """Called by the unpickler.  ``strides`` None: contiguous."""
-    if isinstance(dtype, torch.dtype):
-        return source.tensor(*BYTE, shape, strides).view(dtype)
-    return source.tensor(*dtype, shape, strides)
+    """Called by the unpickler.  ``strides`` None: contiguous.
+
+    Raises:
+        CorruptError: the shape does not fit the bytes.
+    """
+    c_strides = NULL if strides is None else strides
+    if isinstance(dtype, tuple):
+        return to_tensor(make(*dtype, len(shape), shape, c_strides))
+    return to_tensor(make(*BYTE, len(shape), shape, c_strides)).view(dtype)
 
 
 def rebuild_parameter(*arguments: Any) -> torch.nn.Parameter:

@@ -14,11 +14,12 @@ from arena._native import ffi, lib
 from arena.errors import CorruptError
 from arena.shm import layout
 
-__all__ = ["check_layout", "ffi", "geometry", "lib", "to_tensor"]
+__all__ = ["NULL", "check_layout", "ffi", "geometry", "lib", "to_tensor"]
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+NULL = ffi.NULL
 _from_dlpack = torch._C._from_dlpack
 _capsule_destructor = ctypes.c_void_p(lib.arena_capsule_destructor())
 
