@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
+
+import torch
 
 from arena import ArenaConfig, Handle, MessageQueue
 
@@ -96,10 +99,10 @@ class Reader:
         self._pipe.send((function, arguments))
 
     def result(self) -> Any:
-        """What the started function returned; what it raised is raised here, with its traceback as a note."""
+        """What the started function returned; what it raised is raised here."""
         if not self._pipe.poll(WATCHDOG_S):
             raise TimeoutError(f"reader {self.rank} (pid {self.pid}) gave no answer within {WATCHDOG_S:.0f} s")
-        answer, error = self._pipe.recv()
+        answer, error = pickle.loads(self._pipe.recv_bytes())
         if error is not None:
             raise error
         return answer
@@ -126,12 +129,17 @@ def _serve(pipe: Connection, handle: Handle, rank: int) -> None:
         except EOFError:  # the test has gone
             return
         try:
-            pipe.send((function(side, *arguments), None))
+            answer = pickle.dumps((function(side, *arguments), None))
         except Exception as error:
-            try:
-                pipe.send((None, error))
-            except Exception:  # it cannot be pickled
-                pipe.send((None, RemoteError(traceback.format_exc())))
+            answer = _pickled_error(error)
+        pipe.send_bytes(answer)  # a plain pickle: the pipe's own would share tensors through files
+
+
+def _pickled_error(error: Exception) -> bytes:
+    try:
+        return pickle.dumps((None, error))
+    except Exception:  # it cannot be pickled
+        return pickle.dumps((None, RemoteError("".join(traceback.format_exception(error)))))
 
 
 @contextmanager
@@ -154,6 +162,12 @@ def readers_of(writer: MessageQueue, ranks: int) -> Iterator[list[Reader]]:
 def dequeue(side: Side, timeout: float | None = WATCHDOG_S) -> Any:
     """The next message, sent back by an ordinary pickle."""
     return side.queue.dequeue(timeout)
+
+
+def dequeue_bytes(side: Side) -> Any:
+    """The next message, a tensor that no ordinary pickle carries, as bytes."""
+    received: Any = side.queue.dequeue(WATCHDOG_S)
+    return received.view(torch.uint8).clone()
 
 
 def hold(side: Side, name: str) -> None:
