@@ -71,6 +71,11 @@ int arena_bind_thread(int mode, const uint64_t *nodes, uint32_t n_words);
 int arena_discard(char *address, uint64_t nbytes);
 int arena_advise_huge(char *address, uint64_t nbytes);
 
+/* ---- traces ---- */
+int arena_trace_open(arena_mapping *m, int fd, uint64_t capacity);
+int64_t arena_trace_begin(arena_mapping *m, uint32_t action, uint64_t a, uint64_t b, uint64_t c);
+void arena_trace_end(arena_mapping *m, int64_t number, uint64_t d, uint64_t e);
+
 /* ---- copies ---- */
 void arena_copy(char *to, const char *from, uint64_t nbytes, int threads);
 int arena_copy_cold(int fd, uint64_t file_offset, char *to, const char *from, uint64_t nbytes);

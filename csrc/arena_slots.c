@@ -4,6 +4,7 @@
  * Function names are the actions of spec/models/message_slots.py.
  */
 #include "arena_internal.h"
+#include "arena_trace.h"
 
 /* ---- members -------------------------------------------------------------------------------- */
 
@@ -83,8 +84,11 @@ int arena_slot_lease(arena_mapping *m, uint32_t slot, uint64_t generation, uint6
 
 /* Idempotent, from any thread: a late or repeated store frees nobody else's generation. */
 void arena_slot_release(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation) {
+    int64_t event = -1;
+    if (__builtin_expect(arena_trace_on, 0)) event = arena_trace_begin(m, ARENA_TRACE_RELEASE, row, slot, generation);
     STEP(done_store);
     arena_done_store_release(done_of(m, row, slot), generation); /* [slot.done] */
+    if (__builtin_expect(arena_trace_on, 0)) arena_trace_end(m, event, 0, 0);
 }
 
 /* Which of `slots` every required row has released; returns how many.  `impossible` collects the

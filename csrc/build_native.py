@@ -5,7 +5,10 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path("csrc")
-SOURCES = ["arena_steps.c", "arena_map.c", "arena_copy.c", "arena_ring.c", "arena_slots.c", "arena_objects.c", "arena_lease.c", "arena_gates.c"]
+SOURCES = [
+    "arena_steps.c", "arena_trace.c", "arena_map.c", "arena_copy.c", "arena_ring.c", "arena_slots.c", "arena_objects.c",
+    "arena_lease.c", "arena_gates.c",
+]  # fmt: skip
 
 
 def declarations() -> str:

@@ -5,7 +5,7 @@
  * but the ring's own edges orders them; each of the others grants a slot, whose every byte is its generation's
  * low byte.  A reader that sees another byte, or a race report, is a failure.
  *
- *   cc -std=gnu11 -fsanitize=thread -Icsrc csrc/stress.c csrc/arena_{steps,map,ring,slots,copy}.c -pthread
+ *   cc -std=gnu11 -fsanitize=thread -Icsrc csrc/stress.c csrc/arena_{steps,trace,map,ring,slots,copy}.c -pthread
  *   ./a.out READERS MESSAGES SEED
  *
  * What it shows: that the release/acquire edges order payload, records and slot words.  What it does

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parent.parent / "csrc"
-SOURCES = ["stress.c", "arena_steps.c", "arena_map.c", "arena_ring.c", "arena_slots.c", "arena_copy.c"]
+SOURCES = ["stress.c", "arena_steps.c", "arena_trace.c", "arena_map.c", "arena_ring.c", "arena_slots.c", "arena_copy.c"]
 EDGES = [
     "published_store_release", "published_load_acquire",
     "consumed_store_release", "consumed_load_acquire",
