@@ -2,6 +2,9 @@
 
 First fit at the lowest address: warm pages are used again (measured: 3 times faster and 12 times less resident than
 round robin), and what was ever used lies together at the start.
+
+Where readers pin the area chunk by chunk, a device does not read across two chunks in one copy: an extent that fits into
+one lies in one.
 """
 
 from __future__ import annotations
@@ -12,11 +15,19 @@ PAGE = 4096
 
 
 class Extents:
-    """Page-aligned ranges of ``[0, capacity_bytes)``.  Not thread-safe: the writer's lock guards it."""
+    """Page-aligned ranges of ``[0, capacity_bytes)``.  Not thread-safe: the writer's lock guards it.
 
-    def __init__(self, capacity_bytes: int) -> None:
+    Args:
+        capacity_bytes: a multiple of the page.
+        chunk_bytes: a multiple of the page that no extent crosses unless it is longer; None for no such thing.
+    """
+
+    def __init__(self, capacity_bytes: int, chunk_bytes: int | None = None) -> None:
         if capacity_bytes < 0 or capacity_bytes % PAGE:
             raise ValueError(f"capacity_bytes={capacity_bytes}: must be a multiple of {PAGE}, not negative")
+        if chunk_bytes is not None and (chunk_bytes < PAGE or chunk_bytes % PAGE):
+            raise ValueError(f"chunk_bytes={chunk_bytes}: must be a multiple of {PAGE}, not 0")
+        self._chunk_bytes = chunk_bytes or max(capacity_bytes, PAGE)
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self._starts: list[int] = [0] if capacity_bytes else []  # free ranges, in order of address
@@ -28,17 +39,21 @@ class Extents:
         if nbytes <= 0:
             raise ValueError(f"nbytes={nbytes}: an extent has at least one byte")
         length = -(-nbytes // PAGE) * PAGE
-        i = next((i for i, (start, end) in enumerate(self.free_ranges()) if end - start >= length), None)
-        if i is None:
-            return None
-        start, end = self._starts[i], self._ends[i]
-        if end - start == length:
-            del self._starts[i], self._ends[i]
-        else:
-            self._starts[i] = start + length
-        self._taken[start] = length
-        self.used_bytes += length
-        return start
+        for i, (start, end) in enumerate(self.free_ranges()):
+            offset = self._placed(start, length)
+            if offset + length <= end:
+                rest = [(a, b) for a, b in ((start, offset), (offset + length, end)) if a < b]
+                self._starts[i : i + 1] = [a for a, _ in rest]
+                self._ends[i : i + 1] = [b for _, b in rest]
+                self._taken[offset] = length
+                self.used_bytes += length
+                return offset
+        return None
+
+    def _placed(self, start: int, length: int) -> int:
+        """The lowest place from ``start`` on where a range of this length crosses no chunk that it need not cross."""
+        left = self._chunk_bytes - start % self._chunk_bytes
+        return start + left if left < length <= self._chunk_bytes else start
 
     def give(self, offset: int) -> None:
         """Frees a taken range and joins it with its free neighbours.
@@ -65,12 +80,28 @@ class Extents:
             self._starts.insert(i, offset)
             self._ends.insert(i, end)
 
+    def restore(self, taken: dict[int, int]) -> None:
+        """Makes the free ranges anew from what is taken: offset to length in bytes."""
+        start = 0
+        self._starts, self._ends, self._taken, self.used_bytes = [], [], {}, 0
+        for offset, nbytes in sorted(taken.items()):
+            length = -(-nbytes // PAGE) * PAGE
+            if start < offset:
+                self._starts.append(start)
+                self._ends.append(offset)
+            self._taken[offset] = length
+            self.used_bytes += length
+            start = offset + length
+        if start < self.capacity_bytes:
+            self._starts.append(start)
+            self._ends.append(self.capacity_bytes)
+
     def length(self, offset: int) -> int:
         """The length of the range taken at ``offset``, 0 if none is."""
         return self._taken.get(offset, 0)
 
     def largest_free_bytes(self) -> int:
-        """The longest range that ``take`` could give now."""
+        """The longest free range."""
         return max((end - start for start, end in self.free_ranges()), default=0)
 
     def free_ranges(self) -> list[tuple[int, int]]:

@@ -11,13 +11,15 @@ row's ``done`` word equals its generation.  The dead leave every mask for good (
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
 from arena.errors import CorruptError, StaleSlotError
 from arena.protocol.extents import Extents
-from arena.shm.layout import LINE, PAGE, align
+from arena.protocol.warmth import Part, Warmth
+from arena.shm.layout import PAGE
 from arena.shm.native import ffi, lib
 from arena.shm.segment import Segment
 
@@ -67,19 +69,25 @@ class SlotWriter:
 
     Thread-safe: a queue and a cache in one segment share it.  ``lock`` is held by each method, and by a caller that
     needs several of them to be one; never while bytes are copied or anything is waited for.
+
+    Args:
+        segment: where the slots are.
+        chunk_bytes: in what chunks readers pin the data area; None if they do not.
+        quarantine_s: how long what a dead reader owed is kept back if it was pinned: its devices may still be at work.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, *, chunk_bytes: int | None = None, quarantine_s: float = 0.0) -> None:
         of = segment.layout
         self.lock = threading.RLock()
         self.on_reclaim: list[Callable[[int], None]] = []  # called with a dead reader's row before it is zeroed
+        self.on_collect: list[Callable[[], object]] = []  # they free what else nobody holds any more
         self._mapping = segment.mapping
         self._fd = segment.fd if segment.writable_file else -1
         self._data_offset = of.control_bytes
         self._data_address = segment.data_address
         self.loan_row = of.n_readers
         self.capacity_bytes = of.data_bytes
-        self.extents = Extents(of.data_bytes)
+        self.extents = Extents(of.data_bytes, chunk_bytes)
         self.states = [State.FREE] * of.n_slots
         self.offsets = [0] * of.n_slots
         self.lengths = [0] * of.n_slots
@@ -88,7 +96,11 @@ class SlotWriter:
         self._free = list(range(of.n_slots - 1, -1, -1))
         self._sent: dict[int, int] = {}  # slot -> ring position of the message that carries it
         self._loans: dict[int, None] = {}  # not published yet
-        self._warm_bytes = 0  # every page of the data area below it has been filled before
+        self._pending: dict[int, None] = {}  # of the message that is being made
+        self.impossible_rows = 0  # mask of the rows whose words cannot be: what they owe stays owed
+        self._warmth = Warmth(chunk_bytes or max(of.data_bytes, PAGE))
+        self._quarantine_s = quarantine_s
+        self._fences: dict[int, float] = {}  # slot -> when its quarantine ends
 
     # ---- the life of a slot -----------------------------------------------------------------------------------
 
@@ -106,6 +118,8 @@ class SlotWriter:
             if offset is None:
                 return Refusal.NO_EXTENT
             slot = self._free.pop()
+            if kind == KIND_MESSAGE:
+                self._pending[slot] = None
             self.offsets[slot], self.lengths[slot] = offset, nbytes
             generation = self.generations[slot] + 1
             self.generations[slot] = generation | 1 if kind == KIND_OBJECT else generation
@@ -120,29 +134,35 @@ class SlotWriter:
             0, or the errno of the file system or cgroup that has no page left: the slot is then to be aborted.
         """
         offset, nbytes = self.offsets[slot] + at, self.lengths[slot] if nbytes is None else nbytes
-        warm = max(0, min(nbytes, self._warm_bytes - offset)) if self._fd >= 0 else nbytes
-        to = self.pointer(slot) + at
+        for part in self._warmth.parts(offset, nbytes):
+            if error := self._copy_part(part, source + (part.offset - offset), threads):
+                return error
+        return 0
+
+    def _copy_part(self, part: Part, source: Any, threads: int) -> int:
+        warm = part.warm_bytes if self._fd >= 0 else part.nbytes
+        to = self._mapping.data + part.offset
         if warm:
             lib.arena_copy(to, source, warm, threads)
-        if warm < nbytes:
-            error = lib.arena_copy_cold(
-                self._fd, self._data_offset + offset + warm, to + warm, source + warm, nbytes - warm
-            )
+        if warm < part.nbytes:
+            in_file = self._data_offset + part.offset + warm
+            error = lib.arena_copy_cold(self._fd, in_file, to + warm, source + warm, part.nbytes - warm)
             if error:
                 return int(error)
-            self._mark_warm(offset, nbytes)
+            self._warmth.mark(part)
         return 0
 
     def populate(self, slot: int, at: int = 0, nbytes: int | None = None) -> int:
         """Takes the pages of a claimed slot that will be filled in place; 0, or an errno as from ``copy``."""
         offset, nbytes = self.offsets[slot] + at, self.lengths[slot] if nbytes is None else nbytes
-        if offset + nbytes <= self._warm_bytes:
-            return 0
-        ahead = offset % PAGE
-        error = lib.arena_populate(self._mapping.data + offset - ahead, nbytes + ahead, 1)
-        if not error:
-            self._mark_warm(offset, nbytes)
-        return int(error)
+        for part in self._warmth.parts(offset, nbytes):
+            if part.warm_bytes < part.nbytes:
+                ahead = part.offset % PAGE
+                error = lib.arena_populate(self._mapping.data + part.offset - ahead, part.nbytes + ahead, 1)
+                if error:
+                    return int(error)
+                self._warmth.mark(part)
+        return 0
 
     def publish(self, slots: Iterable[int], members: int) -> None:
         """Fixes who owes a release for each slot of a message: the members now, and the writer for its own loans."""
@@ -152,6 +172,7 @@ class SlotWriter:
                 if self.states[slot] is State.LOANED:
                     own = 1 << self.loan_row
                     del self._loans[slot]
+                    self._pending[slot] = None
                 self.required[slot] = members | own
                 self.states[slot] = State.PUBLISHED
 
@@ -161,6 +182,7 @@ class SlotWriter:
             for slot in slots:
                 self.states[slot] = State.SENT
                 self._sent[slot] = position
+                self._pending.pop(slot, None)
 
     def abort(self, slots: Iterable[int]) -> None:
         """The message will not go out: its slots, claimed and published ones alike, are free again; loans stay loans."""
@@ -177,6 +199,7 @@ class SlotWriter:
             self.states[slot] = State.LOANED
             self.required[slot] = 1 << self.loan_row
             self._loans[slot] = None
+            self._pending.pop(slot, None)
 
     def loan_at(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """The unpublished loan that these bytes lie in, and where in it."""
@@ -201,12 +224,13 @@ class SlotWriter:
     def free(self, slot: int) -> None:
         """Nobody holds the slot: it and its extent can be claimed again."""
         with self.lock:
-            self.extents.give(self.offsets[slot])
             self.states[slot] = State.FREE
             self.required[slot] = 0
             self._sent.pop(slot, None)
             self._loans.pop(slot, None)
+            self._pending.pop(slot, None)
             self._free.append(slot)
+            self.extents.give(self.offsets[slot])  # last: cut short, it is a range too few, never one taken twice
 
     def open_own_grant(self, slot: int) -> Any:
         """The writer's own grant of a slot, held by the tensors over a loan; its drop is the writer's release."""
@@ -223,13 +247,44 @@ class SlotWriter:
         """The first byte of a slot's extent, as a C pointer."""
         return self._mapping.data + self.offsets[slot]
 
-    def reclaim(self, rank: int) -> None:
-        """A dead reader owes nothing any more, in any slot, for good; its rows are zeroed for its successor."""
+    def recover(self, position: int, now: int) -> None:
+        """Settles a message that a signal handler's exception cut short, wherever it did.
+
+        Its slots go the way of the message: out, if the ring has moved on from ``position`` to ``now``, else free.  The
+        free lists are made anew, as the exception may have come between two changes of them.
+        """
         with self.lock:
+            taken = {slot for slot, state in enumerate(self.states) if state is not State.FREE}
+            self.extents.restore({self.offsets[slot]: self.lengths[slot] for slot in taken})
+            self._free = [slot for slot in reversed(range(len(self.states))) if slot not in taken]
+            for slot in list(self._pending):
+                if slot not in taken:
+                    del self._pending[slot]
+                elif self.states[slot] is State.PUBLISHED and now != position:
+                    self.enqueue([slot], position)
+                else:
+                    self.abort([slot])
+
+    def reclaim(self, rank: int) -> None:
+        """A dead reader owes nothing any more, in any slot, for good; its rows are zeroed for its successor.
+
+        If it was pinned, what it owed is fenced off for a while: its devices may have been reading, or writing, there.
+        """
+        with self.lock:
+            if self._quarantine_s and lib.arena_member_is_pinned(self._mapping, rank):
+                until = time.monotonic() + self._quarantine_s
+                self._fences.update((slot, until) for slot in self._owed(rank))
             self._excuse(rank, range(len(self.states)))
             for tell in self.on_reclaim:
                 tell(rank)
             lib.arena_rows_clear(self._mapping, rank)
+
+    def expire(self) -> None:
+        """The quarantines whose time has come end."""
+        with self.lock:
+            now = time.monotonic()
+            for slot in [slot for slot, until in self._fences.items() if until <= now]:
+                del self._fences[slot]
 
     def excuse_unread(self, rank: int, consumed: int) -> None:
         """A reader that has left owes nothing for the messages that it never read, from ring position ``consumed`` on."""
@@ -252,18 +307,14 @@ class SlotWriter:
         return list(zip(slots[0:count], generations[0:count]))
 
     def collect(self) -> int:
-        """Finds what has become free, in one native call; returns how many slots.
-
-        Raises:
-            CorruptError: a reader's word says that it released a generation which does not exist yet.
-        """
+        """Finds what has become free, in one native call; returns how many slots."""
         with self.lock:
+            for tell in self.on_collect:
+                tell()
             released, impossible = self._released()
             for slot in released:
                 self.free(slot)
-        if impossible:
-            rows = [row for row in range(self.loan_row) if impossible >> row & 1]
-            raise CorruptError(f"the done words of readers {rows} name generations that were never published")
+            self.impossible_rows |= impossible
         return len(released)
 
     # ---- for the statistics -----------------------------------------------------------------------------------
@@ -271,35 +322,58 @@ class SlotWriter:
     def usage(self) -> tuple[int, int]:
         """Free slots and bytes in use, counting what is released and not collected yet; from any thread."""
         with self.lock:
+            for tell in self.on_collect:
+                tell()
             released, _ = self._released()
             free_bytes = sum(self.extents.length(self.offsets[slot]) for slot in released)
             return len(self._free) + len(released), self.extents.used_bytes - free_bytes
 
+    @property
+    def quarantined(self) -> int:
+        """Slots that nobody holds any more, except perhaps a dead reader's device; from any thread."""
+        self.expire()
+        return len(self._fences)
+
     # ---- private ----------------------------------------------------------------------------------------------
+
+    def _owed(self, row: int) -> list[int]:
+        """The slots whose message is out and which a row has not released."""
+        sent = [slot for slot in self._sent if self.required[slot] >> row & 1]
+        if not sent:
+            return []
+        released, _ = self._done(sent, ffi.new("uint64_t[]", [1 << row] * len(self.states)))
+        return [slot for slot in sent if slot not in released]
 
     def _released(self) -> tuple[list[int], int]:
         """The busy slots that every required row has released, and the rows whose words cannot be."""
         busy = [*self._sent, *self._loans]
+        if self._fences:
+            self.expire()
+            busy = [slot for slot in busy if slot not in self._fences]
         if not busy:
             return [], 0
-        is_free, impossible = ffi.new("uint8_t[]", len(busy)), ffi.new("uint64_t *")
+        return self._done(busy, self.required)
+
+    def _done(self, slots: list[int], required: Any) -> tuple[list[int], int]:
+        is_free, impossible = ffi.new("uint8_t[]", len(slots)), ffi.new("uint64_t *")
         count = lib.arena_slots_free(
-            self._mapping, busy, len(busy), self.generations, self.required, is_free, impossible
+            self._mapping, slots, len(slots), self.generations, required, is_free, impossible
         )  # [slot.done]
-        return [slot for slot, free in zip(busy, is_free) if free] if count else [], int(impossible[0])
+        return [slot for slot, free in zip(slots, is_free) if free] if count else [], int(impossible[0])
 
     def _excuse(self, rank: int, slots: Iterable[int]) -> None:
         for slot in slots:
             self.required[slot] &= ~(1 << rank)
 
-    def _mark_warm(self, start: int, nbytes: int) -> None:
-        if start <= align(self._warm_bytes, LINE):  # a gap between two buffers of one object is less than a line
-            self._warm_bytes = max(self._warm_bytes, start + nbytes)
-
 
 def drop(c_grant: Any) -> None:
     """One holder of a grant is gone; the last one releases the slot.  Tensors do the same in C when their storage dies."""
     lib.arena_grant_drop(c_grant)
+
+
+def release(c_grant: Any) -> None:
+    """A gated grant is dropped and its gate is open: gives its slot back, once."""
+    lib.arena_grant_release(c_grant)
 
 
 class SlotReader:
