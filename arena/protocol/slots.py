@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from arena.errors import CorruptError, StaleSlotError
 from arena.protocol.extents import Extents
 from arena.protocol.warmth import Part, Warmth
+from arena.shm import trace
 from arena.shm.layout import PAGE
 from arena.shm.native import ffi, lib
 from arena.shm.segment import Segment
@@ -101,6 +102,7 @@ class SlotWriter:
         self._warmth = Warmth(chunk_bytes or max(of.data_bytes, PAGE))
         self._quarantine_s = quarantine_s
         self._fences: dict[int, float] = {}  # slot -> when its quarantine ends
+        trace.observe(self, segment)
 
     # ---- the life of a slot -----------------------------------------------------------------------------------
 
@@ -384,6 +386,7 @@ class SlotReader:
         self.row = row
         self._extent: Any = ffi.new("uint64_t[2]")
         self._outcome: Any = ffi.new("int *")
+        trace.observe(self, segment)
 
     def lease(self, grant: Grant) -> Lease:
         """The extent of a slot that a message grants, and the C grant whose last holder releases it.
