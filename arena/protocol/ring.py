@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 from arena.errors import CorruptError
+from arena.shm import trace
 from arena.shm.layout import EMPTY_WORD, MemberWord, State
 from arena.shm.native import ffi, lib
 from arena.shm.segment import Segment
@@ -44,6 +45,7 @@ class RingWriter:
         self._segment = segment
         self._ring: Any = ffi.new("arena_ring_writer *", {"m": segment.mapping, "corrupt_rank": -1})
         self._words: Any = ffi.new("uint64_t[]", segment.layout.n_readers)  # the member table as last seen
+        trace.observe(self, segment)
 
     # ---- records ----------------------------------------------------------------------------------------------
 
@@ -180,6 +182,7 @@ class RingReader:
         self._ring: Any = ffi.new("arena_ring_reader *", {"m": segment.mapping, "rank": rank})
         self.rank = rank
         self.admitted = False
+        trace.observe(self, segment)
 
     # ---- records ----------------------------------------------------------------------------------------------
 
