@@ -350,37 +350,34 @@ class ObjectCache:
     def _claim_evicting(self, nbytes: int) -> int | Refusal:
         length = align(nbytes, PAGE)
         while True:
-            self._objects.scan()
             self._slots.collect()
-            refusal = self._over_limit(length)
-            slot = refusal or self._objects.claim(nbytes)
+            excess = self._excess_bytes(length)
+            if self._objects.n_slots >= self._limit_slots:
+                slot: int | Refusal = Refusal.NO_SLOT
+            elif excess > 0:
+                slot = Refusal.NO_EXTENT
+            else:
+                slot = self._objects.claim(nbytes)
             if not isinstance(slot, Refusal):
                 return slot
-            victims = self._victims(slot, length, limited=refusal is not None)
+            victims = self._victims(slot, length, excess)
             if not victims:
                 return slot
             for key in victims:
                 self._forget(key)
                 self._counts.evictions += 1
 
-    def _over_limit(self, length: int) -> Refusal | None:
-        if self._objects.n_slots >= self._limit_slots:
-            return Refusal.NO_SLOT
-        if self._used_bytes + self._objects.draining_bytes + length > self._limit_bytes:
-            return Refusal.NO_EXTENT
-        return None
+    def _excess_bytes(self, length: int) -> int:
+        """By how much an extent of this length would go beyond what the cache may take."""
+        return self._used_bytes + self._objects.draining_bytes + length - self._limit_bytes
 
-    def _victims(self, refusal: Refusal, length: int, *, limited: bool) -> list[Key]:
-        """What to evict next, none if that would not help."""
+    def _victims(self, refusal: Refusal, length: int, excess: int) -> list[Key]:
+        """What to evict, none if that would not help: a free range of ``length``, and ``excess`` bytes in all."""
         idle = (key for key, entry in self._entries.items() if not entry.holds and not self._is_in_use(entry))
-        if refusal is Refusal.NO_SLOT:
-            return self._first(idle)
-        if limited:
-            rest = self._used_bytes + self._objects.draining_bytes + length - self._limit_bytes
-            idle_keys = [*idle]
-            return idle_keys[:1] if sum(self._entries[key].nbytes for key in idle_keys) >= rest else []
         oldest = self._first(idle)
-        if not oldest or self._extent_bytes(self._entries[oldest[0]].slots[0]) >= length:
+        if refusal is Refusal.NO_SLOT or not oldest:
+            return oldest
+        if self._extent_bytes(self._entries[oldest[0]].slots[0]) >= max(length, excess):
             return oldest
         keys = [*oldest, *idle]
         victims = [
@@ -388,8 +385,15 @@ class ObjectCache:
             for age, key in enumerate(keys)
             for slot in self._entries[key].slots
         ]
-        chosen = eviction.choose(self._slots.extents.free_ranges(), victims, length)
-        return [keys[age] for age in sorted({victim.age for victim in chosen})]
+        window = eviction.choose(self._slots.extents.free_ranges(), victims, length)
+        if window is None:
+            return []
+        chosen = {victim.age for victim in window}
+        for age in range(len(keys)):
+            if sum(self._entries[keys[each]].nbytes for each in chosen) >= excess:
+                return [keys[each] for each in sorted(chosen)]
+            chosen.add(age)
+        return []
 
     @staticmethod
     def _first(keys: Iterator[Key]) -> list[Key]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from arena.errors import InvalidHandle
 from arena.protocol.slots import Grant
+from arena.shm.segment import ID_BYTES
 
 DIGEST_BYTES = 32
 MAC_BYTES = 32
@@ -103,11 +104,12 @@ class CacheHandle:
 
     def _authenticated(self) -> bytes:
         numbers = type(self.slot) is int and type(self.generation) is int  # True is not 1 here
-        if not numbers or len(self.segment_id) != 16 or len(self.key) != DIGEST_BYTES:
+        names = isinstance(self.segment_id, bytes) and isinstance(self.key, bytes)
+        if not (numbers and names and len(self.segment_id) == ID_BYTES and len(self.key) == DIGEST_BYTES):
             raise InvalidHandle(f"{self!r:.300} is not a cache handle")
         try:
             return _FIELDS.pack(_VERSION, self.segment_id, self.slot, self.generation, self.key)
-        except (struct.error, TypeError) as error:
+        except struct.error as error:
             raise InvalidHandle(f"{self!r:.300} is not a cache handle: {error}") from error
 
 

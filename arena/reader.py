@@ -8,7 +8,7 @@ import time
 
 from arena.endpoint import Deadline
 from arena.ends import RANK_POLL_S, MemberEnd
-from arena.errors import Cancelled, WriterDied
+from arena.errors import Cancelled, InvalidHandle, WriterDied
 from arena.handle import Handle
 from arena.message.leases import Decoder
 from arena.message.outofband import OutOfBandReader, identity
@@ -22,6 +22,8 @@ class ReaderEnd(MemberEnd):
     """Takes messages.  The methods are those of ``MessageQueue``, which documents them."""
 
     def __init__(self, handle: Handle, rank: int) -> None:
+        if not handle.endpoint:
+            raise InvalidHandle("this is a cache's handle: ObjectCache.attach(handle, rank)")
         self._out_of_band: OutOfBandReader | None = None
         super().__init__(handle, rank)
         try:

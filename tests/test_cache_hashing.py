@@ -59,7 +59,8 @@ def turned(orientation: int) -> Image.Image:
 
 
 DIFFERENT: dict[str, list[object]] = {
-    "numbers": [0, False, 0.0, 0j, -0.0, "0", b"0", None, np.int64(0), np.int32(0), np.float64(0), np.zeros(()), torch.zeros(())],
+    "numbers": [0, False, 0.0, 0j, -0.0, "0", b"0", None, np.int64(0), np.int32(0), np.float64(0)],
+    "zeros": [0.0, np.float64(0), np.zeros(()), np.zeros(1), torch.zeros((), dtype=torch.float64), torch.zeros(())],
     "ones": [1, True, 1.0, "1", b"1", bytearray(b"1"), memoryview(b"1"), Color.RED, Shade.RED],
     "nothing": [None, "", b"", [], (), {}, set(), np.zeros(0), torch.zeros(0), "None"],
     "split": [("ab", "c"), ("a", "bc"), ("abc",), ("a", "b", "c"), (("ab",), "c"), ("ab", ("c",)), ["ab", "c"], "abc"],
@@ -67,9 +68,11 @@ DIFFERENT: dict[str, list[object]] = {
     "shapes": [np.zeros(shape, np.uint8) for shape in ((12,), (3, 4), (4, 3), (2, 6), (1, 12), (12, 1), (2, 3, 2))],
     "dtypes": [np.zeros(4, dtype) for dtype in ("i4", "u4", "f4", "<i4", ">i4", "S4", "U1", "M8[s]", "m8[s]", "bool")][1:],
     "tensors": [
-        torch.zeros(4, dtype=dtype) for dtype in (torch.float16, torch.bfloat16, torch.int16, torch.uint8, torch.float8_e4m3fn)
+        torch.zeros(4, dtype=getattr(torch, dtype)) for dtype in ("float16", "bfloat16", "int16", "uint8", "float8_e4m3fn")
     ],
-    "same bytes": [b"\0\0\0\0", np.zeros(4, np.uint8), torch.zeros(4, dtype=torch.uint8), np.zeros(4, np.int8), image("L", (4, 1))],
+    "same bytes": [
+        b"\0\0\0\0", np.zeros(4, np.uint8), torch.zeros(4, dtype=torch.uint8), np.zeros(4, np.int8), image("L", (4, 1)),
+    ],
     "modes": [image(mode) for mode in ("1", "L", "P", "RGB", "RGBA", "CMYK", "I", "F", "LA", "YCbCr", "HSV")],
     "sizes": [image("L", size) for size in ((8, 1), (4, 2), (2, 4), (1, 8))],
     "alpha": [image("RGBA", fill=(1, 2, 3, alpha)) for alpha in (0, 1, 255)],
@@ -125,7 +128,11 @@ def test_copies_of_an_image_are_equal() -> None:
     assert object_key(original.copy()) == object_key(original)
 
 
-@pytest.mark.parametrize("value", [object(), lambda: 0, [object()], {"a": object()}, type("Text", (str,), {})("a"), {1: int}])
+class Text(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("value", [object(), lambda: 0, [object()], {"a": object()}, Text("a"), {1: int}])
 def test_what_has_no_content_is_refused(value: object) -> None:
     with pytest.raises(TypeError, match="class"):
         object_key(value)

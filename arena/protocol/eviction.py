@@ -19,17 +19,17 @@ class Victim(NamedTuple):
     age: int
 
 
-def choose(free: Sequence[tuple[int, int]], victims: Sequence[Victim], nbytes: int) -> list[Victim]:
-    """The victims that make one free range of ``nbytes``; empty if even all of them would not.
+def choose(free: Sequence[tuple[int, int]], victims: Sequence[Victim], nbytes: int) -> list[Victim] | None:
+    """The victims that make one free range of ``nbytes``; None if even all of them would not.
 
     Args:
         free: the free ranges.
-        victims: what may be evicted, in order of age; every range is disjoint from every other.
+        victims: what may be evicted; what has several ranges is a victim for each, of one age.  No two ranges overlap.
     """
     places = sorted([Victim(start, end, -1) for start, end in free] + list(victims))
-    least, most = 0, len(victims)  # how many of the oldest have to be considered
+    least, most = 0, max((victim.age for victim in victims), default=-1) + 1  # how many of the oldest are considered
     if _window(places, most, nbytes) is None:
-        return []
+        return None
     while least < most:
         middle = (least + most) // 2
         if _window(places, middle, nbytes) is None:
@@ -37,7 +37,7 @@ def choose(free: Sequence[tuple[int, int]], victims: Sequence[Victim], nbytes: i
         else:
             most = middle
     window = _window(places, least, nbytes)
-    return [] if window is None else [place for place in window if place.age >= 0]
+    return None if window is None else [place for place in window if place.age >= 0]
 
 
 def _window(places: Sequence[Victim], oldest: int, nbytes: int) -> list[Victim] | None:

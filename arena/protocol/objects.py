@@ -48,6 +48,7 @@ class ObjectWriter:
         self._loans: Any = ffi.new("uint64_t[]", segment.layout.n_slots)  # generation under which a slot was lent
         self._lent: Any = ffi.new("uint64_t[]", segment.layout.n_slots)  # mask of the writer's row for those
         slots.on_reclaim.append(self.reclaim)
+        slots.on_collect.append(self.scan)
 
     # ---- put --------------------------------------------------------------------------------------------------
 
