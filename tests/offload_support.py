@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import random
@@ -177,18 +176,6 @@ def run(function: Callable[..., None], *args: Any) -> tuple[int | None, str]:
 def _run(said: str, function: Callable[..., None], args: tuple[Any, ...]) -> None:
     os.dup2(os.open(said, os.O_WRONLY), 2)
     function(*args)
-
-
-def enter_pid_namespace() -> bool:
-    """Go on as process 1 of a new PID namespace with its own /proc; the old process waits.  False: not allowed here."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    new_pid, new_mount, private = 0x20000000, 0x20000, (1 << 18) | (1 << 14)
-    if libc.unshare(new_pid | new_mount) or libc.mount(None, b"/", None, private, None):
-        return False
-    child = os.fork()
-    if child:
-        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    return bool(libc.mount(b"proc", b"/proc", b"proc", 0, None) == 0)
 
 
 def _serve(connection: Connection) -> None:

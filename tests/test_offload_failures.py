@@ -75,6 +75,17 @@ def test_any_rank_that_fails_fails_all(engine_id: str, rank: int, function: str)
     assert outcomes[rank].error == "OSError"
 
 
+def test_of_two_failures_the_first_is_told(engine_id: str) -> None:
+    with workers(3) as pool:
+        for rank, each in enumerate(pool):
+            broken = "arena.shm.population.populate" if rank < 2 else None
+            assert each.ask("construct", Plan(engine_id, rank, barrier=True, break_at=broken)) == "barrier"
+        for each in pool:
+            each.tell("passes")
+        outcomes = [each.hear() for each in pool]
+        assert [each.text[-6:] for each in outcomes] == ["rank 0", "rank 1", "rank 0"], outcomes
+
+
 def test_a_wrong_argument_in_one_rank_fails_all(engine_id: str) -> None:
     outcomes = together(engine_id, {1: {"options": {"numa": "fast"}}})
     assert_all_failed(outcomes, "numa='fast'")

@@ -9,14 +9,15 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from offload_scripts import NOT_ALLOWED, fork_and_die, forked, join_from_another_namespace
 from offload_support import (
     Plan,
     Worker,
     construct,
-    enter_pid_namespace,
     entry_of,
     random_delay,
     run,
@@ -24,9 +25,9 @@ from offload_support import (
     workers,
 )
 
-from arena.errors import AttachError, ForkedError
+from arena.errors import AttachError
 from arena.offload import SharedOffloadRegion
-from arena.shm import leftovers, membership
+from arena.shm import backing, leftovers, membership, process
 from arena.shm.backing import MemfdBacking
 from arena.shm.directory import directory
 from arena.shm.entry import RECORDS_OFFSET, Entry, Failure, Record
@@ -373,47 +374,36 @@ def test_a_stopped_holder_of_the_lock_is_named(engine_id: str) -> None:
         other.ask("cleanup")
 
 
-def forked(engine_id: str, how: str) -> None:
-    mine = region(engine_id, 0)
-    view = mine.create_next_worker_view(4096)
-    child = os.fork()
-    if child == 0:
-        for use in (lambda: mine.base_tensor, lambda: mine.create_next_worker_view(1), lambda: mine.is_creator):
-            with pytest.raises(ForkedError):
-                use()
-        if how == "drop":
-            del view, mine
-        elif how == "cleanup":
-            mine.cleanup()
-        elif how == "stay":
-            print(os.getpid(), file=sys.stderr, flush=True)
-            signal.pause()
-        elif how == "sys.exit":
-            sys.exit(0)
-        os._exit(0)
-    if how == "stay":
-        os.kill(os.getpid(), signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == 0
-    view.fill_(5)
-    with region(engine_id, 1) as joiner, mine:
-        assert not joiner.is_creator
-        assert int(joiner.base_tensor[0]) == 5
-
-
 @pytest.mark.parametrize("how", ["sys.exit", "_exit", "drop", "cleanup"])
-def test_a_forked_child_takes_nothing_from_its_parent(engine_id: str, how: str) -> None:
+@pytest.mark.parametrize("backing", ["memfd", "shm"])
+def test_a_forked_child_takes_nothing_from_its_parent(engine_id: str, how: str, backing: str) -> None:
     """Case 40."""
-    assert run(forked, engine_id, how) == (0, "")
+    assert run(forked, engine_id, how, backing) == (0, "")
 
 
-def test_a_forked_child_keeps_no_dead_parents_place(engine_id: str) -> None:
-    code, said = run(forked, engine_id, "stay")
+@pytest.mark.parametrize("backing", ["memfd", "shm"])
+@pytest.mark.parametrize("step", ["lock", "write_record", "unlock"])
+def test_a_forked_child_keeps_no_dead_parents_lock_or_place(engine_id: str, step: str, backing: str) -> None:
+    code, said = run(fork_and_die, engine_id, backing, step)
     assert code == -signal.SIGKILL
+    child = int(said)
     try:
-        with region(engine_id, nonce="next") as new:
+        with region(engine_id, nonce="next", backing=backing) as new:
             assert new.is_creator
     finally:
-        os.kill(int(said), signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_reused_pid_is_not_taken_for_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptors cannot be looked at, so that only the start time tells it from the dead member."""
+
+    def forbidden(path: str) -> os.stat_result:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(backing.os, "stat", forbidden)
+    mine = Record(os.getpid(), process.own_start_time(), 0, 0, 3, 1, 2, 4096, 4096, bytes(16))
+    assert MemfdBacking("")._has_memory(mine)
+    assert not MemfdBacking("")._has_memory(replace(mine, start=mine.start + 1))
 
 
 # ---- PID namespaces
@@ -435,23 +425,6 @@ def test_a_live_member_in_another_pid_namespace_is_an_error_and_a_dead_one_is_st
         other.close()
         member.entry.erase_record(offset + 128)
         member.entry.write_record(offset, Record(**{**vars(elsewhere), "namespace": os.stat("/proc/self/ns/pid").st_ino}))
-
-
-NOT_ALLOWED = 77
-
-
-def join_from_another_namespace(engine_id: str, backing: str) -> None:
-    if not enter_pid_namespace():
-        os._exit(NOT_ALLOWED)
-    try:
-        with region(engine_id, 1, backing=backing) as mine:
-            assert not mine.is_creator
-            assert int(mine.base_tensor[0]) == 9
-            mine.create_next_worker_view(4096).fill_(4)
-    except AttachError as error:
-        print(error, file=sys.stderr, flush=True)
-        os._exit(1)
-    os._exit(0)
 
 
 @pytest.mark.parametrize("backing", ["memfd", "shm"])

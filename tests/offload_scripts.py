@@ -1,0 +1,90 @@
+"""What a process of its own does in a test: it forks, or enters another PID namespace.  Imports little: starts fast."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from arena.errors import AttachError, ForkedError
+from arena.offload import SharedOffloadRegion
+from arena.shm import membership
+
+NOT_ALLOWED = 77
+
+
+def region(engine_id: str, rank: int, backing: Any) -> SharedOffloadRegion:
+    return SharedOffloadRegion(engine_id, 2, rank, 4 * 4096, 4096, backing=backing)
+
+
+def forked(engine_id: str, how: str, backing: str) -> None:
+    """Fork a child that ends in some way, and go on."""
+    mine = region(engine_id, 0, backing)
+    view = mine.create_next_worker_view(4096)
+    child = os.fork()
+    if child == 0:
+        must_be_refused(lambda: mine.base_tensor, lambda: mine.create_next_worker_view(1), lambda: mine.is_creator)
+        if how == "drop":
+            del view, mine
+        elif how == "cleanup":
+            mine.cleanup()
+        elif how == "sys.exit":
+            sys.exit(0)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    view.fill_(5)
+    with region(engine_id, 1, backing) as joiner, mine:
+        assert not joiner.is_creator
+        assert int(joiner.base_tensor[0]) == 5
+
+
+def must_be_refused(*uses: Callable[[], Any]) -> None:
+    for use in uses:
+        try:
+            use()
+        except ForkedError:
+            continue
+        os._exit(3)
+
+
+def fork_and_die(engine_id: str, backing: str, at_step: str) -> None:
+    """Leave a child of the moment after a step, and no parent."""
+
+    def after_step(name: str) -> None:
+        if name == at_step:
+            if os.fork() == 0:
+                print(os.getpid(), file=sys.stderr, flush=True)
+                signal.pause()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    membership.step_hook = after_step
+    region(engine_id, 0, backing)
+
+
+def join_from_another_namespace(engine_id: str, backing: str) -> None:
+    if not enter_pid_namespace():
+        os._exit(NOT_ALLOWED)
+    try:
+        with region(engine_id, 1, backing) as mine:
+            assert not mine.is_creator
+            assert int(mine.base_tensor[0]) == 9
+            mine.create_next_worker_view(4096).fill_(4)
+    except AttachError as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+def enter_pid_namespace() -> bool:
+    """Go on as process 1 of a new PID namespace with its own /proc; the old process waits.  False: not allowed here."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_pid, new_mount, private = 0x20000000, 0x20000, (1 << 18) | (1 << 14)
+    if libc.unshare(new_pid | new_mount) or libc.mount(None, b"/", None, private, None):
+        return False
+    child = os.fork()
+    if child:
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return bool(libc.mount(b"proc", b"/proc", b"proc", 0, None) == 0)
