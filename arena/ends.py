@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from arena.config import ArenaConfig
+from arena.device.pinning import chunk_bytes_of
 from arena.endpoint import Deadline, Endpoint
 from arena.errors import AttachError, Cancelled
 from arena.handle import Handle
@@ -36,7 +37,7 @@ class OwnerEnd(Endpoint):
         super().__init__(made, self.ring.shutdown)
         self.config = config
         self.ranks = tuple(ranks)
-        self.slots = SlotWriter(made)
+        self.slots = SlotWriter(made, chunk_bytes=chunk_bytes_of(config.pin), quarantine_s=config.quarantine_s)
         self.members = Members(self.ring, self.slots, ranks)
         self._was_ready = False
         self._next_reap = 0.0

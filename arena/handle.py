@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, fields
 
-from arena.config import ReaderAccess
+from arena.config import Pin, ReaderAccess
 from arena.errors import InvalidHandle
 from arena.shm.segment import SegmentHandle
 
@@ -20,6 +20,7 @@ class Handle:
         local_reader_ranks: the ranks that attach to the segment, in the order of its member table.
         reader_access: how readers map the data.
         spin_us: how long a reader looks again before it parks.
+        pin: when readers pin the memory for their devices.
         checksum: over all the other fields: a handle that was altered on its way says so.
     """
 
@@ -28,6 +29,7 @@ class Handle:
     local_reader_ranks: tuple[int, ...]
     reader_access: ReaderAccess
     spin_us: int
+    pin: Pin = "off"
     checksum: int = 0
 
     def sealed(self) -> Handle:

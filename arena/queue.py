@@ -8,17 +8,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 import torch
 
 from arena.cache import ObjectCache
 from arena.cache_reader import CacheReader, claim_rank
 from arena.config import ArenaConfig
+from arena.device.interface import Device, Stream
 from arena.endpoint import Deadline
 from arena.handle import Handle
 from arena.reader import ReaderEnd
 from arena.shm.layout import READERS_MAX
-from arena.statistics import Statistics
 from arena.writer import WriterEnd
 
 __all__ = ["Handle", "MessageQueue"]
@@ -74,8 +75,14 @@ class MessageQueue:
         self._adopt(WriterEnd(ranks, max_chunk_bytes, max_chunks, arena, spin_us))
 
     @classmethod
-    def create_from_handle(cls, handle: Handle, rank: int) -> MessageQueue:
+    def create_from_handle(cls, handle: Handle, rank: int, *, device: Device | None = None) -> MessageQueue:
         """Joins a queue as the reader ``rank``.
+
+        Args:
+            handle: what ``export_handle`` returned.
+            rank: one of the local readers.
+            device: what reads the tensors' memory; by default CUDA, once this process has initialised it itself.
+                Another one is for tests: ``arena.device.simulated``.
 
         Raises:
             AttachError: the segment is not to be reached from here, or the rank is taken.
@@ -85,7 +92,7 @@ class MessageQueue:
         if not isinstance(handle, Handle):
             raise ValueError(f"handle={handle!r}: must be what export_handle() returned")
         queue = cls.__new__(cls)
-        queue._adopt(ReaderEnd(handle, rank))
+        queue._adopt(ReaderEnd(handle, rank, device))
         return queue
 
     def _adopt(self, end: WriterEnd | ReaderEnd) -> None:
@@ -121,6 +128,10 @@ class MessageQueue:
             self.enqueue(obj)
             return obj
         return self.dequeue()
+
+    def statistics(self) -> Any:
+        """The queue in numbers, as of now: in the writer ``Statistics``, in a reader ``LeaseStatistics``."""
+        return self._end.statistics()
 
     def shutdown(self) -> None:
         """Ends blocked calls, leaves the queue and gives everything back; tensors that live stay valid.
@@ -171,10 +182,6 @@ class MessageQueue:
     def reap(self) -> int:
         """Looks for dead readers now; returns how many were found.  ``enqueue`` does so by itself, now and then."""
         return self._writer("reap").reap()
-
-    def statistics(self) -> Statistics:
-        """The queue in numbers, as of now."""
-        return self._writer("statistics").statistics()
 
     def object_cache(
         self,
@@ -241,6 +248,44 @@ class MessageQueue:
             whatever unpickling raises; the message is then gone, and its slots are released.
         """
         return self._reader("dequeue").dequeue(Deadline(timeout), indefinite=indefinite)
+
+    def to_device(
+        self,
+        tensor: torch.Tensor,
+        device: torch.device | str | int,
+        *,
+        stream: Stream | None = None,
+        non_blocking: bool = True,
+    ) -> torch.Tensor:
+        """A copy of a CPU tensor on a device, of the same shape and dtype.
+
+        The tensor may be dropped at once: its slot is given back when the copy is done.
+
+        Args:
+            tensor: any, whether it came through the arena or not.
+            device: where to.
+            stream: where the copy is queued; by default the device's current stream.
+            non_blocking: return before the copy is done, where the memory is pinned.
+
+        Raises:
+            DeviceError: the device refused.
+        """
+        return self._reader("to_device").to_device(tensor, device, stream, non_blocking=non_blocking)
+
+    def record_use(self, tensor: torch.Tensor, stream: Stream) -> None:
+        """Says, after it was queued, that work in a stream reads a tensor: its slot is given back when that is done.
+
+        Not needed for ``to_device``, nor for streams that are current when the tensor comes or goes.
+        """
+        self._reader("record_use").record_use(tensor, stream)
+
+    def flush_releases(self) -> int:
+        """Gives back what no device reads any more, without waiting for one; ``dequeue`` does so too.
+
+        Returns:
+            how many dropped tensors a device may still read.
+        """
+        return self._reader("flush_releases").flush_releases()
 
 
 def _checked_ranks(n_reader: int, n_local_reader: int, local_reader_ranks: Sequence[int] | None) -> list[int]:

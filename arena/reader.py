@@ -6,14 +6,20 @@ import logging
 import os
 import time
 
+import torch
+
+from arena.device.interface import Device, Stream
 from arena.endpoint import Deadline
 from arena.ends import RANK_POLL_S, MemberEnd
 from arena.errors import Cancelled, InvalidHandle, WriterDied
 from arena.handle import Handle
+from arena.message import gates
+from arena.message.gates import Gates
 from arena.message.leases import Decoder
 from arena.message.outofband import OutOfBandReader, identity
 from arena.protocol.ring import Outcome
 from arena.protocol.slots import SlotReader
+from arena.statistics import LeaseStatistics
 
 log = logging.getLogger("arena.queue")
 
@@ -21,13 +27,15 @@ log = logging.getLogger("arena.queue")
 class ReaderEnd(MemberEnd):
     """Takes messages.  The methods are those of ``MessageQueue``, which documents them."""
 
-    def __init__(self, handle: Handle, rank: int) -> None:
+    def __init__(self, handle: Handle, rank: int, device: Device | None = None) -> None:
         if not handle.endpoint:
             raise InvalidHandle("this is a cache's handle: ObjectCache.attach(handle, rank)")
         self._out_of_band: OutOfBandReader | None = None
+        self._gates: Gates | None = None
         super().__init__(handle, rank)
         try:
             self._out_of_band = OutOfBandReader(handle.endpoint, identity(rank, self.entry))
+            self._open_gates(handle, device)
             self.claim_entry()
         except BaseException:
             self.close_parts()
@@ -35,13 +43,24 @@ class ReaderEnd(MemberEnd):
         self._spin_us = handle.spin_us
         access = handle.reader_access
         slots = SlotReader(self.segment, self.row)
-        self._decoder = Decoder(self.segment, slots, private=access == "private", readonly=access == "readonly")
+        self._decoder = Decoder(
+            self.segment, slots, private=access == "private", readonly=access == "readonly", gates=self._gates
+        )
+
+    def _open_gates(self, handle: Handle, device: Device | None) -> None:
+        access = handle.reader_access
+        chosen, self._unpinned = gates.choose(handle.pin, access, self.segment.layout.data_bytes, device)
+        if chosen is not None:
+            self._gates = Gates(self.segment, self.row, chosen, pin=handle.pin, readonly=access == "readonly")
+        self._device = chosen or device
 
     # ---- messages ---------------------------------------------------------------------------------------------
 
     def dequeue(self, deadline: Deadline, *, indefinite: bool) -> object:
         self.enter(deadline)
         try:
+            if self._gates is not None:
+                self._gates.poll()
             if not self.ring.admitted:
                 self._wait_admission(deadline)
             self._wait_record(deadline, indefinite=indefinite)
@@ -62,9 +81,11 @@ class ReaderEnd(MemberEnd):
 
     def _wait_record(self, deadline: Deadline, *, indefinite: bool) -> None:
         while True:
-            outcome = self.ring.wait(self._spin_us, deadline.slice_us())
+            outcome = self.ring.wait(self._spin_us, self._slice_us(deadline))
             if outcome is Outcome.OK:
                 return
+            if self._gates is not None:
+                self._gates.poll()
             if outcome is Outcome.CLOSED or self.closed:
                 raise Cancelled("shutdown() ended dequeue")
             ended = self._why_nothing_will_come()
@@ -83,6 +104,11 @@ class ReaderEnd(MemberEnd):
                     self.rank, os.getpid(), waited, self.writer.pid,
                 )  # fmt: skip
 
+    def _slice_us(self, deadline: Deadline) -> int:
+        """How long to sleep at most: slots go back while this reader waits, too."""
+        slice_us = deadline.slice_us()
+        return min(slice_us, gates.GATE_SLICE_US) if self._gates is not None and self._gates.open_total else slice_us
+
     def _why_nothing_will_come(self) -> Exception | None:
         """First the writer's life, then one last look at the ring: the other order loses a published record."""
         if self.ring.writer_closed:
@@ -96,7 +122,7 @@ class ReaderEnd(MemberEnd):
             if self.claim_entry():
                 outcome = self.ring.wait_admission(deadline.slice_us())
                 if outcome is Outcome.OK:
-                    return
+                    break
             else:
                 time.sleep(RANK_POLL_S)
             if self.closed:
@@ -110,6 +136,9 @@ class ReaderEnd(MemberEnd):
                     "does so in wait_until_ready and enqueue"
                 )
 
+        if self._gates is not None:
+            self._gates.start()
+
     def _receive(self, number: int, n_frames: int) -> list[memoryview]:
         if self._out_of_band is None:
             raise Cancelled("the queue was shut down")
@@ -121,9 +150,50 @@ class ReaderEnd(MemberEnd):
         if self.writer.is_dead():
             raise WriterDied(f"writer {self.writer.pid} died while a message was under way out of band")
 
+    # ---- devices ----------------------------------------------------------------------------------------------
+
+    def to_device(
+        self, tensor: torch.Tensor, where: torch.device | str | int, stream: Stream | None, *, non_blocking: bool
+    ) -> torch.Tensor:
+        with self.visit():
+            if self._gates is not None:
+                return self._gates.copy(tensor, where, stream, non_blocking=non_blocking)
+            return gates.copy(self._any_device(), tensor, where, stream, non_blocking=non_blocking)
+
+    def record_use(self, tensor: torch.Tensor, stream: Stream) -> None:
+        with self.visit():
+            if self._gates is not None:
+                self._gates.record_use(tensor, stream)
+
+    def flush_releases(self) -> int:
+        with self.visit():
+            return 0 if self._gates is None else self._gates.flush()
+
+    def statistics(self) -> LeaseStatistics:
+        with self.glance():
+            g = self._gates
+            return LeaseStatistics(
+                rank=self.rank,
+                leases_open=self.segment.mapping.grants,
+                gates_open=g.open_total if g else 0,
+                quarantined=g.quarantined if g else 0,
+                pinned_bytes=g.pinning.pinned_bytes if g else 0,
+                reason_unpinned=g.pinning.reason_unpinned if g else self._unpinned,
+            )
+
+    def _any_device(self) -> Device:
+        """For copies from memory that is not pinned: nothing has to be waited for."""
+        if self._device is None:
+            from arena.device.cuda import CudaDevice
+
+            self._device = CudaDevice()
+        return self._device
+
     # ---- the end ----------------------------------------------------------------------------------------------
 
     def close_parts(self) -> None:
+        if self._gates is not None:
+            self._gates.close()
         if self._out_of_band is not None:
             self._out_of_band.close()
         super().close_parts()

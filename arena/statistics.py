@@ -34,6 +34,7 @@ class Statistics:
         out_of_band_total: messages that were too large for the ring.
         deaths_total: readers that died.
         readers: one entry per rank.
+        slots_quarantined: of the busy slots, what only a dead reader's device may still be reading.
     """
 
     slots_total: int
@@ -48,6 +49,28 @@ class Statistics:
     out_of_band_total: int
     deaths_total: int
     readers: tuple[ReaderStatistics, ...]
+    slots_quarantined: int = 0
+
+
+@dataclass(frozen=True)
+class LeaseStatistics:
+    """A reader's leases in numbers, at one moment.
+
+    Attributes:
+        rank: the reader's.
+        leases_open: what it holds: by live tensors, by gates and by quarantine.
+        gates_open: of these, what no tensor holds any more and a device may still read.
+        quarantined: of these, what stays taken because the device cannot say whether it still reads it.
+        pinned_bytes: how much of the data area is pinned in this process.
+        reason_unpinned: why memory that is used is not pinned; None when nothing stands in the way.
+    """
+
+    rank: int
+    leases_open: int
+    gates_open: int
+    quarantined: int
+    pinned_bytes: int
+    reason_unpinned: str | None
 
 
 @dataclass(frozen=True)

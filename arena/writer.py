@@ -58,6 +58,7 @@ class WriterEnd(OwnerEnd):
             local_reader_ranks=self.ranks,
             reader_access=self.config.reader_access,
             spin_us=spin_us,
+            pin=self.config.pin,
         ).sealed()
 
     # ---- messages ---------------------------------------------------------------------------------------------
@@ -214,6 +215,7 @@ class WriterEnd(OwnerEnd):
                 fallback_total=MappingProxyType(dict(counts.fallback)),
                 out_of_band_total=self._out_of_band_total,
                 deaths_total=self.members.deaths_total,
+                slots_quarantined=self.slots.quarantined,
                 readers=self.members.statistics(),
             )
 

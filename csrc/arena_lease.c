@@ -50,6 +50,7 @@ static arena_grant *new_grant(arena_mapping *m, arena_holds *h, uint32_t row, ui
     *g = (arena_grant){.mapping = m, .holds = h, .generation = generation, .row = row, .slot = slot, .holders = 1};
     arena_map_retain(m);
     if (h) arena_holds_retain(h);
+    atomic_fetch_add((_Atomic int64_t *)&m->grants, 1);
     atomic_fetch_add(&grants_live, 1);
     return g;
 }
@@ -95,6 +96,7 @@ static void release(arena_grant *g) {
 void arena_grant_release(arena_grant *g) {
     release(g);
     arena_gates *gates = g->gates;
+    atomic_fetch_sub((_Atomic int64_t *)&g->mapping->grants, 1);
     arena_map_release(g->mapping);
     atomic_fetch_sub(&grants_live, 1);
     free(g);

@@ -49,6 +49,7 @@ typedef struct arena_mapping {
     char *data;
     arena_geometry geometry;
     int64_t references;
+    int64_t grants; /* of these, leases */
     volatile int *alive; /* a page that fork wipes: 0 in a child */
 } arena_mapping;
 

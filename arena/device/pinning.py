@@ -74,6 +74,13 @@ def plan_chunks(
     return [Chunk(at, min(size, total_bytes - at)) for at in range(0, total_bytes, size)]
 
 
+def chunk_bytes_of(pin: Pin) -> int | None:
+    """How much one call pins at most; None where nothing is pinned."""
+    if pin == "off":
+        return None
+    return REGISTER_BYTES_MAX if pin == "eager" else LAZY_CHUNK_BYTES
+
+
 class _State(Enum):
     PAGEABLE = "pageable"
     REGISTERING = "registering"
@@ -113,7 +120,7 @@ class Pinning:
         if address % page_bytes:
             raise ValueError(f"address={address:#x}: must be a multiple of the page, {page_bytes}")
         if chunk_bytes is None:
-            chunk_bytes = REGISTER_BYTES_MAX if pin == "eager" else max(LAZY_CHUNK_BYTES, math.lcm(row_bytes, page_bytes))
+            chunk_bytes = max(chunk_bytes_of(pin) or LAZY_CHUNK_BYTES, math.lcm(row_bytes, page_bytes))
         self.chunks = plan_chunks(nbytes, row_bytes, min(chunk_bytes, REGISTER_BYTES_MAX), page_bytes)
         self._device = device
         self._address = address

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from arena.errors import ArenaError, CorruptError
 from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
+from arena.message.gates import Gates
 from arena.message.tensors import BYTE, rebuild_tensor
 from arena.protocol.slots import Grant, Lease, drop
 from arena.shm import layout
@@ -30,13 +31,19 @@ class Slots(Protocol):
 
 
 class Decoder:
-    """Unpickles messages in one reader; one thread at a time."""
+    """Unpickles messages in one reader; one thread at a time.
 
-    def __init__(self, segment: Segment, slots: Slots, *, private: bool, readonly: bool) -> None:
+    Where a device may read the memory, ``gates`` lets leases wait for it.
+    """
+
+    def __init__(
+        self, segment: Segment, slots: Slots, *, private: bool, readonly: bool, gates: Gates | None = None
+    ) -> None:
         self._mapping = segment.mapping
         self._slots = slots
         self._private = private
         self._readonly = readonly
+        self._gates = gates
 
     def decode(self, pointer: Any, nbytes: int, receive: Receive) -> object:
         """The object of a record; ``receive`` fetches what travelled out of band.
@@ -83,6 +90,8 @@ class Decoder:
             for lease in leases:
                 drop(lease.c_grant)
             raise failure
+        if self._gates is not None:
+            self._gates.admit(leases)
         return leases
 
     def _buffers(self, buffers: Sequence[Buffer], leases: Sequence[Lease], inline: Iterator[memoryview]) -> Iterator[Any]:

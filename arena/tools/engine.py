@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from arena.statistics import Statistics
 from arena.tools import worker
 from arena.tools.images import FrameSize
 from arena.tools.report import Result, Sample, summarise
@@ -211,5 +212,5 @@ def _slots_leaked(running: Crew) -> int | None:
     writer = running.writers.get("arena")
     if not isinstance(writer, ArenaWriter):
         return None
-    figures = writer.queue.statistics()
+    figures: Statistics = writer.queue.statistics()
     return figures.slots_total - figures.slots_free
