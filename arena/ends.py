@@ -69,6 +69,7 @@ class OwnerEnd(Endpoint):
             self._next_reap = now + REAP_PERIOD_S
             self.members.excuse_the_left()
             self.members.reap()
+            self.members.report_impossible()
 
     def _wait_until_ready(self, deadline: Deadline) -> None:
         while True:

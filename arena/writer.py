@@ -49,6 +49,7 @@ class WriterEnd(OwnerEnd):
         self._encoder = pickling.Encoder(self.slots, self.config.divert_bytes, self.config.copy_threads)
         self._record_bytes_max = max_chunk_bytes
         self._plain_bytes_max = min(JOIN_BYTES, max_chunk_bytes - codec.header_bytes(0, 0))
+        self._unsettled: int | None = None  # the ring's position before a message that an exception cut short
         self._number = 0
         self._out_of_band_total = 0
         self._in_flight: deque[tuple[int, int]] = deque()  # (ring position, bytes) of out-of-band messages
@@ -69,17 +70,22 @@ class WriterEnd(OwnerEnd):
             if not self._was_ready:
                 self._wait_until_ready(deadline)
             self.look_around()
-            message = self._encoder.encode(obj)
-            before = self.ring.position
-            try:
-                self._send(message, deadline)
-            finally:
-                if self.ring.position == before:
-                    self._encoder.abort(message)
-                else:  # out, even if a signal's exception came right behind
-                    self.slots.enqueue(message.slots, before)
+            if self._unsettled is not None:
+                self.slots.recover(self._unsettled, self.ring.position)
+            self._unsettled = self.ring.position
+            self._send_or_abort(self._encoder.encode(obj), self._unsettled, deadline)
+            self._unsettled = None
         finally:
             self.leave()
+
+    def _send_or_abort(self, message: pickling.Encoded, position: int, deadline: Deadline) -> None:
+        try:
+            self._send(message, deadline)
+        finally:
+            if self.ring.position == position:
+                self._encoder.abort(message)
+            else:  # out, even if a signal handler's exception came right behind
+                self.slots.enqueue(message.slots, position)
 
     def loan(self, shape: Sequence[int], dtype: torch.dtype, deadline: Deadline) -> torch.Tensor:
         if dtype not in tensors.DLPACK:
@@ -188,6 +194,7 @@ class WriterEnd(OwnerEnd):
             raise Cancelled("shutdown() ended enqueue while it waited for room")
         self.members.excuse_the_left()
         self.members.reap()
+        self.members.report_impossible()
         if deadline.passed():
             raise TimeoutError(
                 f"no room for a message of {nbytes} bytes within {deadline.timeout_s} s: {self.members.who_is_behind()}"

@@ -96,7 +96,7 @@ typedef struct arena_ring_writer {
     uint64_t padding;      /* bytes skipped before the reserved record */
     uint64_t min_consumed; /* of the members, as last seen */
     uint64_t members;      /* mask of the ranks whose cursors count */
-    int64_t corrupt_rank;  /* whose cursor is impossible, or -1 */
+    uint64_t impossible;   /* mask of the ranks whose cursors cannot be */
     uint32_t closed;
 } arena_ring_writer;
 

@@ -29,28 +29,28 @@ static uint64_t left_to_end(arena_mapping *m, uint64_t position) {
 
 /* ---- writer --------------------------------------------------------------------------------- */
 
-/* The least cursor of the members, or a refusal that names the reader whose cursor cannot be. */
-static int look_at_cursors(arena_ring_writer *w) {
+/* The least cursor of the members.  One that cannot be, ahead of the writer or overrun, counts as it was last
+ * seen: the ring fills up, and nothing unread is overwritten. */
+static void look_at_cursors(arena_ring_writer *w) {
     uint64_t least = w->position;
     for (uint32_t rank = 0; rank < w->m->geometry.n_readers; rank++) {
         if (!(w->members >> rank & 1)) continue;
         STEP(consumed_load);
         uint64_t consumed = arena_consumed_load_acquire(&member_of(w->m, rank)->consumed); /* [ring.consume] */
-        if (w->position - consumed > w->m->geometry.ring_bytes) { /* ahead of the writer, or overrun */
-            w->corrupt_rank = rank;
-            return ARENA_CORRUPT;
+        if (w->position - consumed > w->position - w->min_consumed) {
+            w->impossible |= (uint64_t)1 << rank;
+            consumed = w->min_consumed;
         }
         if (w->position - consumed > w->position - least) least = consumed;
     }
     w->min_consumed = least;
-    return ARENA_OK;
 }
 
 static bool fits(arena_ring_writer *w, uint64_t footprint) {
     return w->position + w->padding + footprint - w->min_consumed <= w->m->geometry.ring_bytes;
 }
 
-/* Room for one record: its place in the ring, ARENA_NO_ROOM, or ARENA_CORRUPT. */
+/* Room for one record: its place in the ring, or ARENA_NO_ROOM. */
 int64_t arena_ring_reserve(arena_ring_writer *w, uint64_t nbytes) {
     uint64_t footprint = arena_record_footprint(nbytes);
     uint64_t to_end = left_to_end(w->m, w->position);
@@ -58,8 +58,7 @@ int64_t arena_ring_reserve(arena_ring_writer *w, uint64_t nbytes) {
     w->padding = footprint > to_end ? to_end : 0;
     bool rewind = offset >= REWIND_BYTES && footprint <= offset;
     if (rewind || !fits(w, footprint)) {
-        int rc = look_at_cursors(w);
-        if (rc != ARENA_OK) return rc;
+        look_at_cursors(w);
         if (rewind && w->min_consumed == w->position) w->padding = to_end;
         if (!fits(w, footprint)) return ARENA_NO_ROOM;
     }

@@ -92,7 +92,7 @@ static void fill_slot(uint32_t slot, uint64_t generation) {
 static void write_messages(uint32_t seed) {
     static char filler[1024];
     uint64_t generations[SLOTS] = {0}, required[SLOTS] = {0};
-    arena_ring_writer writer = {.m = segment, .corrupt_rank = -1, .members = ((uint64_t)1 << n_readers) - 1};
+    arena_ring_writer writer = {.m = segment, .members = ((uint64_t)1 << n_readers) - 1};
     for (uint64_t sent = 0; sent < n_messages; sent++) {
         struct message message = {NO_SLOT, (next_random(&seed) >> 8) % sizeof filler, sent};
         if (sent >= n_messages / 2) {

@@ -99,9 +99,22 @@ class Members:
 
     def _clear(self, row: int) -> None:
         self._slots.reclaim(row)
+        self._slots.impossible_rows &= ~(1 << row)
+        self._ring.impossible_rows &= ~(1 << row)
         self._ring.clear_entry(row)  # [member.reclaim]
         del self._entries[row]
         self._peers.pop(row).close()
+
+    def report_impossible(self) -> None:
+        """Says which readers' words the protocol cannot have written.  What they owe stays owed, until they are dead."""
+        rows = self._slots.impossible_rows | self._ring.impossible_rows
+        for row, rank in enumerate(self.ranks):
+            if rows >> row & 1 and self._warnings.allows(f"impossible {row}"):
+                entry = self._entries.get(row)
+                log.error(
+                    "the words of rank %d (pid %s) in shared memory cannot be: end that process; nothing is freed by them",
+                    rank, entry.pid if entry else "unknown",
+                )  # fmt: skip
 
     def is_gone(self, row: int) -> bool:
         """Whether a member has died or left; nothing is changed."""

@@ -43,7 +43,7 @@ class RingWriter:
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._ring: Any = ffi.new("arena_ring_writer *", {"m": segment.mapping, "corrupt_rank": -1})
+        self._ring: Any = ffi.new("arena_ring_writer *", {"m": segment.mapping})
         self._words: Any = ffi.new("uint64_t[]", segment.layout.n_readers)  # the member table as last seen
         trace.observe(self, segment)
 
@@ -51,7 +51,7 @@ class RingWriter:
 
     def reserve(self, nbytes: int) -> Outcome:
         """Room for one record of ``nbytes``, or NO_ROOM."""
-        return self._checked(min(0, lib.arena_ring_reserve(self._ring, nbytes)))
+        return _OUTCOMES[min(0, lib.arena_ring_reserve(self._ring, nbytes))]
 
     def write(self, parts: Sequence[Any], sizes: Sequence[int]) -> None:
         """Gathers the parts of a record into the reserved room."""
@@ -67,12 +67,12 @@ class RingWriter:
 
     def send(self, parts: Sequence[Any], sizes: Sequence[int]) -> Outcome:
         """reserve, write, publish and wake_readers: OK, or NO_ROOM with nothing changed."""
-        return self._checked(lib.arena_ring_send(self._ring, sum(sizes), parts, sizes, len(parts)))
+        return _OUTCOMES[lib.arena_ring_send(self._ring, sum(sizes), parts, sizes, len(parts))]
 
     def send_bytes(self, record: bytes) -> Outcome:
         """``send`` of a record that is one piece."""
         code = lib.arena_ring_send_bytes(self._ring, record, len(record))
-        return Outcome.OK if code == 0 else self._checked(code)
+        return Outcome.OK if code == 0 else _OUTCOMES[code]
 
     # ---- waiting for room -------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class RingWriter:
 
     def recheck(self, nbytes: int) -> Outcome:
         """The last look after ``park``: OK, NO_ROOM or CLOSED."""
-        return self._checked(lib.arena_ring_writer_recheck(self._ring, nbytes))
+        return _OUTCOMES[lib.arena_ring_writer_recheck(self._ring, nbytes)]
 
     def sleep(self, slice_us: int = SLICE_US) -> None:
         """Sleeps while parked, one slice at most."""
@@ -94,7 +94,7 @@ class RingWriter:
 
     def wait_room(self, nbytes: int, slice_us: int) -> Outcome:
         """park, recheck, sleep and unpark: what the recheck came to."""
-        return self._checked(lib.arena_ring_wait_room(self._ring, nbytes, slice_us))
+        return _OUTCOMES[lib.arena_ring_wait_room(self._ring, nbytes, slice_us)]
 
     # ---- members ----------------------------------------------------------------------------------------------
 
@@ -102,6 +102,15 @@ class RingWriter:
     def members(self) -> int:
         """The mask of ranks whose cursors count and that get the next message."""
         return int(self._ring.members)
+
+    @property
+    def impossible_rows(self) -> int:
+        """The mask of members whose cursors cannot be: for room they count as if they had read nothing more."""
+        return int(self._ring.impossible)
+
+    @impossible_rows.setter
+    def impossible_rows(self, rows: int) -> None:
+        self._ring.impossible = rows
 
     @property
     def position(self) -> int:
@@ -162,15 +171,6 @@ class RingWriter:
     @property
     def closed(self) -> bool:
         return bool(self._ring.closed)
-
-    def _checked(self, code: int) -> Outcome:
-        if code == lib.ARENA_CORRUPT:
-            rank = self._ring.corrupt_rank
-            raise CorruptError(
-                f"the cursor of rank {rank} is {self.consumed(rank)}, impossible with {self.position} published and a "
-                f"ring of {self._segment.layout.ring_bytes} bytes: end that process"
-            )
-        return _OUTCOMES[code]
 
 
 class RingReader:
