@@ -103,7 +103,7 @@ class MemberEnd(Endpoint):
 
     def __init__(self, handle: Handle, rank: int) -> None:
         handle.check()
-        if rank not in handle.local_reader_ranks:
+        if type(rank) is not int or rank not in handle.local_reader_ranks:
             raise ValueError(f"rank={rank!r}: this handle's local readers are {list(handle.local_reader_ranks)}")
         self.handle = handle
         self.rank = rank

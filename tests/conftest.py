@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+import zmq
 
 from arena.shm.native import lib
 
@@ -147,6 +148,16 @@ def _frozen_imports() -> None:
     """What the imports left is never garbage: looking through it twice per test would take most of the run."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _started_servants() -> None:
+    """The first large message that pyzmq does not copy starts a thread and a context of its own, for good."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as other:
+        one.bind("inproc://servants")
+        other.connect("inproc://servants")
+        one.send(bytes(1 << 20), copy=False)
+        other.recv()
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from arena import ArenaConfig, Handle, MessageQueue
 WATCHDOG_S = 120.0
 """Ends a test that hangs; no test asks whether something was faster than this."""
 
-_PRELOAD = ["torch", "numpy", "arena", "support"]
+_PRELOAD = ["torch", "numpy", "arena", "support", "traffic"]
 
 SMALL = ArenaConfig(capacity_bytes=8 << 20, slots=8, divert_bytes=4096)
 

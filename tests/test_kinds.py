@@ -6,16 +6,16 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
+import kinds
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-import kinds
-from arena import ArenaConfig, MessageQueue
 from kinds import difference
 from support import dequeue, dequeue_bytes, queue_of, readers_of
+
+from arena import ArenaConfig, MessageQueue
 
 ARENA = ArenaConfig(capacity_bytes=32 << 20, slots=16, divert_bytes=1024)
 WAYS: dict[str, dict[str, Any]] = {
@@ -33,6 +33,8 @@ Ends = tuple[MessageQueue, MessageQueue]
 def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     with queue_of(1, **WAYS[request.param]) as (writer, (reader,)):
         yield writer, reader
+        statistics = writer.statistics()
+        assert statistics.slots_free == statistics.slots_total
 
 
 def sent(ends: Ends, value: Any) -> Any:
@@ -77,14 +79,6 @@ def check_writable(received: Any) -> None:
     if received.device.type == "cpu" and received.layout is torch.strided and received.is_contiguous():
         elements = received.detach().view(-1)
         elements[:1].copy_(elements[-1:])
-
-
-@pytest.fixture(autouse=True)
-def _all_slots_come_back(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    if "ends" in request.fixturenames:
-        statistics = request.getfixturevalue("ends")[0].statistics()
-        assert statistics.slots_free == statistics.slots_total
 
 
 # ---- identity -------------------------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import drop, hold, in_thread, kept, python, queue_of, readers_of
 
 from arena import ArenaConfig, MessageQueue
 from arena.errors import CapacityError
-from support import drop, hold, in_thread, kept, python, queue_of, readers_of
 
 COUNT = 2048
 N_SLOTS = 4

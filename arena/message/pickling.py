@@ -154,8 +154,8 @@ class Encoder:
         reason, strides = tensors.refusal(t), None
         if reason is None and (not t.is_contiguous() or 1 in t.shape):
             strides = tensors.unusual_strides(t)
-        if strides is not None:
-            reason = tensors.refusal_of_strides(t, strides)
+        if reason is None:
+            reason = tensors.refusal_of_place(t, strides)
         if reason is not None:
             self.counts.fallback[f"{UNSUPPORTED}:{reason}"] += 1
             if t.layout is not torch.strided:  # torch keeps every sparse tensor that it rebuilds: not with a slot inside

@@ -57,8 +57,8 @@ def refusal(t: torch.Tensor) -> str | None:
         return "wrapper"
     if t.numel() == 0:
         return "empty"
-    if t.data_ptr() == 0 or t.untyped_storage().nbytes() < (t.storage_offset() + t.numel()) * t.itemsize:
-        return "storage"  # freed or cut short by resize_, or never there
+    if t.data_ptr() == 0:
+        return "storage"  # freed by resize_, or never there
     return None
 
 
@@ -72,12 +72,15 @@ def unusual_strides(t: torch.Tensor) -> tuple[int, ...] | None:
     return None
 
 
-def refusal_of_strides(t: torch.Tensor, strides: Sequence[int]) -> str | None:
-    """Why a tensor keeps its own reduction for the sake of its strides."""
-    if any(stride == 0 and size > 1 for stride, size in zip(strides, t.shape)):
-        return "expanded"  # elements share a place: gathering it would make it larger
-    last = t.storage_offset() + sum([(size - 1) * stride for size, stride in zip(t.shape, strides)])
-    return "storage" if t.untyped_storage().nbytes() < (last + 1) * t.itemsize else None
+def refusal_of_place(t: torch.Tensor, strides: Sequence[int] | None) -> str | None:
+    """Why a tensor keeps its own reduction for the sake of its strides (None: contiguous) or of its storage's size."""
+    reach = t.numel()
+    if strides is not None:
+        if any(stride == 0 and size > 1 for stride, size in zip(strides, t.shape)):
+            return "expanded"  # elements share a place: gathering it would make it larger
+        reach = 1 + sum([(size - 1) * stride for size, stride in zip(t.shape, strides)])
+    cut_short = t.untyped_storage().nbytes() < (t.storage_offset() + reach) * t.itemsize  # by resize_
+    return "storage" if cut_short else None
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:

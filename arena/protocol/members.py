@@ -63,11 +63,14 @@ class Members:
 
     def excuse_the_left(self) -> None:
         """Readers that shut down no longer count for room or for messages; what they leased they still owe."""
-        if self._ring.members_changed():
-            for row, entry in enumerate(self._ring.entries()):
-                if entry.state is State.LEFT:
-                    self._excuse(row, entry)
-        for row in self._peers.keys() - set(self.rows()):
+        for row in range(len(self.ranks)):
+            entry = self._ring.entry(row)  # without taking note of it: a joiner must still be seen as a change
+            if entry.state is State.LEFT:
+                self._excuse(row, entry)
+        left = self._peers.keys() - set(self.rows())
+        if left:
+            self._slots.collect()
+        for row in left:
             if not self._slots.owes(row):
                 self._clear(row)
 

@@ -1,0 +1,198 @@
+"""Arguments and handles that cannot be: typed errors that name the value, the limit and the way out."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support import SMALL, queue_of
+
+from arena import ArenaConfig, Handle, MessageQueue
+from arena.errors import ArenaError, AttachError, InvalidHandle
+
+# ---- arguments that cannot be ---------------------------------------------------------------------------------------
+
+BAD_QUEUES: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+    ((0, 0), {}, "n_reader=0"),
+    ((64, 64), {}, "n_reader=64.*63"),
+    ((True, 1), {}, "n_reader=True"),
+    ((1.0, 1), {}, "n_reader=1.0"),
+    ((2, 1), {}, "n_local_reader=1"),
+    ((1, 2), {}, "n_local_reader=2"),
+    ((2, 2), {"local_reader_ranks": [0, 0]}, r"local_reader_ranks=\[0, 0\]"),
+    ((2, 2), {"local_reader_ranks": [0]}, r"local_reader_ranks=\[0\]"),
+    ((2, 2), {"local_reader_ranks": [0, 2]}, "rank=2"),
+    ((2, 2), {"local_reader_ranks": [-1, 0]}, "rank=-1"),
+    ((1, 1), {"max_chunk_bytes": 1023}, "max_chunk_bytes=1023.*1024"),
+    ((1, 1), {"max_chunk_bytes": 1 << 33}, "max_chunk_bytes=8589934592"),
+    ((1, 1), {"max_chunks": 0}, "max_chunks=0"),
+    ((1, 1), {"max_chunks": 1 << 17}, "max_chunks=131072.*65536"),
+    ((1, 1), {"spin_us": -1}, "spin_us=-1"),
+    ((1, 1), {"arena": 5}, "arena=5"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "text"), BAD_QUEUES)
+def test_bad_arguments(arguments: tuple[Any, ...], options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        MessageQueue(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"capacity_bytes": 0}, "capacity_bytes=0.*between 1 and"),
+        ({"slots": 0}, "slots=0"),
+        ({"slots": (1 << 20) + 1}, "slots=1048577"),
+        ({"divert_bytes": 0}, "divert_bytes=0"),
+        ({"divert_bytes": 1.5}, "divert_bytes=1.5"),
+        ({"backing": "tmpfs"}, "backing='tmpfs'.*memfd, shm"),
+        ({"prefault": "yes"}, "prefault='yes'"),
+        ({"pin": True}, "pin=True"),
+        ({"reader_access": "rw"}, "reader_access='rw'"),
+        ({"huge_pages": 1}, "huge_pages=1"),
+        ({"quarantine_s": -1}, "quarantine_s=-1"),
+        ({"quarantine_s": float("nan")}, "quarantine_s=nan"),
+        ({"copy_threads": 0}, "copy_threads=0"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ArenaConfig(**options)
+
+
+def test_the_wrong_end() -> None:
+    with queue_of(1) as (writer, (reader,)):
+        for call in (reader.export_handle, reader.statistics, reader.reap, lambda: reader.enqueue(1)):
+            with pytest.raises(ValueError, match="is for the writer; this is reader 0"):
+                call()  # type: ignore[operator]
+        with pytest.raises(ValueError, match="is for a reader; this is the writer"):
+            writer.dequeue()
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+def test_bad_timeouts(timeout: float) -> None:
+    with queue_of(1) as (writer, (reader,)):
+        for call in (lambda: writer.enqueue(1, timeout), lambda: reader.dequeue(timeout)):
+            with pytest.raises(ValueError, match=f"timeout={timeout}"):
+                call()
+
+
+def test_ranks_that_cannot_be() -> None:
+    with MessageQueue(4, 4, local_reader_ranks=[3, 1, 0, 2], arena=None) as writer:
+        handle = writer.export_handle()
+        for rank in (4, -1, None, "0", True, 1.0):
+            with pytest.raises(ValueError, match=r"rank=.*\[3, 1, 0, 2\]"):
+                MessageQueue.create_from_handle(handle, rank)  # type: ignore[arg-type]
+        with MessageQueue.create_from_handle(handle, 1):
+            with pytest.raises(AttachError, match=r"rank 1 is taken by process \d+"):
+                MessageQueue.create_from_handle(handle, 1)
+        for thing in (None, "handle", handle.segment):
+            with pytest.raises(ValueError, match="handle="):
+                MessageQueue.create_from_handle(thing, 0)  # type: ignore[arg-type]
+
+
+# ---- handles --------------------------------------------------------------------------------------------------------
+
+
+def altered(value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, str):
+        return value + "x"
+    if isinstance(value, bytes):
+        return bytes(len(value))
+    if isinstance(value, tuple):
+        return (*value, 9)
+    return value + 1
+
+
+SEGMENT_FIELDS = [
+    "segment_id", "backing", "path", "device", "inode", "creator_pid", "creator_start", "boot_id", "pid_namespace", "layout",
+]  # fmt: skip
+LAYOUT_FIELDS = ["n_readers", "n_slots", "ring_bytes", "data_bytes"]
+
+
+def change_segment(handle: Handle, name: str) -> Handle:
+    value = getattr(handle.segment, name)
+    other: Any = dataclasses.replace(value, n_slots=value.n_slots + 1) if name == "layout" else altered(value)
+    return dataclasses.replace(handle, segment=dataclasses.replace(handle.segment, **{name: other}))
+
+
+def change_layout(handle: Handle, name: str) -> Handle:
+    of = handle.segment.layout
+    other = dataclasses.replace(of, **{name: getattr(of, name) + (4096 if name.endswith("bytes") else 1)})
+    return dataclasses.replace(handle, segment=dataclasses.replace(handle.segment, layout=other))
+
+
+def change_field(handle: Handle, name: str) -> Handle:
+    return dataclasses.replace(handle, **{name: altered(getattr(handle, name))})
+
+
+CHANGES: dict[str, Callable[[Handle], Handle]] = {
+    **{name: lambda handle, name=name: change_segment(handle, name) for name in SEGMENT_FIELDS},  # type: ignore[misc]
+    **{name: lambda handle, name=name: change_layout(handle, name) for name in LAYOUT_FIELDS},  # type: ignore[misc]
+    **{
+        name: lambda handle, name=name: change_field(handle, name)  # type: ignore[misc]
+        for name in ("endpoint", "local_reader_ranks", "reader_access", "spin_us", "checksum")
+    },
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_an_altered_handle_says_so(field: str) -> None:
+    with MessageQueue(2, 2, arena=SMALL) as writer:
+        with pytest.raises(InvalidHandle, match=r"altered; call export_handle\(\) again"):
+            MessageQueue.create_from_handle(CHANGES[field](writer.export_handle()), 0)
+
+
+@pytest.mark.parametrize("field", [*SEGMENT_FIELDS, *LAYOUT_FIELDS])
+def test_a_forged_segment_is_refused(field: str) -> None:
+    """Also with a checksum that fits: each field is compared with what it leads to."""
+    with MessageQueue(2, 2, arena=SMALL) as writer:
+        with pytest.raises(ArenaError):
+            MessageQueue.create_from_handle(CHANGES[field](writer.export_handle()).sealed(), 0)
+
+
+def test_a_handle_of_another_segment() -> None:
+    with MessageQueue(1, 1, arena=SMALL) as one, MessageQueue(1, 1, arena=SMALL) as other:
+        mixed = dataclasses.replace(
+            one.export_handle(),
+            segment=dataclasses.replace(one.export_handle().segment, path=other.export_handle().segment.path),
+        )
+        with pytest.raises(AttachError, match="another file by now"):
+            MessageQueue.create_from_handle(mixed.sealed(), 0)
+
+
+def test_a_handle_from_another_machine_or_namespace() -> None:
+    with MessageQueue(1, 1, arena=SMALL) as writer:
+        handle = writer.export_handle()
+        elsewhere = dataclasses.replace(handle, segment=dataclasses.replace(handle.segment, boot_id="other"))
+        with pytest.raises(AttachError, match=r"another machine.*remote readers"):
+            MessageQueue.create_from_handle(elsewhere.sealed(), 0)
+        contained = dataclasses.replace(handle, segment=dataclasses.replace(handle.segment, pid_namespace=1))
+        with pytest.raises(AttachError, match=r"another PID namespace.*backing='shm'"):
+            MessageQueue.create_from_handle(contained.sealed(), 0)
+
+
+@pytest.mark.parametrize("backing", ["memfd", "shm"])
+def test_a_handle_of_a_closed_writer(backing: Any) -> None:
+    writer = MessageQueue(1, 1, arena=ArenaConfig(capacity_bytes=1 << 20, slots=2, backing=backing), max_chunk_bytes=1024)
+    handle = writer.export_handle()
+    writer.shutdown()
+    with pytest.raises(AttachError, match=r"closed the segment|does not exist|another file"):
+        MessageQueue.create_from_handle(handle, 0)
+
+
+def test_handles_travel() -> None:
+    """Pickled, copied, used twice: a handle is a value."""
+    with MessageQueue(2, 2, arena=SMALL) as writer:
+        handle = writer.export_handle()
+        assert pickle.loads(pickle.dumps(handle)) == copy.deepcopy(handle) == handle
+        with MessageQueue.create_from_handle(pickle.loads(pickle.dumps(handle)), 0) as first:
+            with MessageQueue.create_from_handle(handle, 1) as second:
+                writer.enqueue("hello")
+                assert first.dequeue(10) == second.dequeue(10) == "hello"
