@@ -8,13 +8,14 @@ import time
 
 import torch
 
+from arena.device.choice import choose
 from arena.device.interface import Device, Stream
 from arena.endpoint import Deadline
 from arena.ends import RANK_POLL_S, MemberEnd
 from arena.errors import Cancelled, InvalidHandle, WriterDied
 from arena.handle import Handle
-from arena.message import gates
-from arena.message.gates import Gates
+from arena.message import copies
+from arena.message.gates import GATE_SLICE_US, Gates
 from arena.message.leases import Decoder
 from arena.message.outofband import OutOfBandReader, identity
 from arena.protocol.ring import Outcome
@@ -49,7 +50,7 @@ class ReaderEnd(MemberEnd):
 
     def _open_gates(self, handle: Handle, device: Device | None) -> None:
         access = handle.reader_access
-        chosen, self._unpinned = gates.choose(handle.pin, access, self.segment.layout.data_bytes, device)
+        chosen, self._unpinned = choose(handle.pin, access, self.segment.layout.data_bytes, device)
         if chosen is not None:
             self._gates = Gates(self.segment, self.row, chosen, pin=handle.pin, readonly=access == "readonly")
         self._device = chosen or device
@@ -107,7 +108,7 @@ class ReaderEnd(MemberEnd):
     def _slice_us(self, deadline: Deadline) -> int:
         """How long to sleep at most: slots go back while this reader waits, too."""
         slice_us = deadline.slice_us()
-        return min(slice_us, gates.GATE_SLICE_US) if self._gates is not None and self._gates.open_total else slice_us
+        return min(slice_us, GATE_SLICE_US) if self._gates is not None and self._gates.open_total else slice_us
 
     def _why_nothing_will_come(self) -> Exception | None:
         """First the writer's life, then one last look at the ring: the other order loses a published record."""
@@ -158,7 +159,7 @@ class ReaderEnd(MemberEnd):
         with self.visit():
             if self._gates is not None:
                 return self._gates.copy(tensor, where, stream, non_blocking=non_blocking)
-            return gates.copy(self._any_device(), tensor, where, stream, non_blocking=non_blocking)
+            return copies.copy(self._any_device(), tensor, where, stream, non_blocking=non_blocking)
 
     def record_use(self, tensor: torch.Tensor, stream: Stream) -> None:
         with self.visit():

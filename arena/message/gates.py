@@ -27,9 +27,9 @@ import torch
 
 from arena.config import Pin
 from arena.device.interface import Device, Event, Stream
-from arena.device.pinning import Chunk, Pinning
+from arena.device.pinning import Pinning
 from arena.errors import CapacityError, DeviceBusy, DeviceError
-from arena.message.tensors import is_dense
+from arena.message import copies
 from arena.protocol.slots import Lease, release
 from arena.ratelimit import RateLimit
 from arena.shm.native import ffi, lib
@@ -130,6 +130,7 @@ class Gates:
         self._uses: dict[_Use, None] = {}
         self._gates: dict[_Gate, None] = {}
         self._quarantine: list[_Gate] = []
+        self._thread: threading.Thread | None = None
 
     # ---- leases ---------------------------------------------------------------------------------------------
 
@@ -176,13 +177,15 @@ class Gates:
         self, tensor: torch.Tensor, where: torch.device | str | int, stream: Stream | None, *, non_blocking: bool
     ) -> torch.Tensor:
         """A tensor's copy on the device; the memory it is read from, if it is ours, is kept until the copy is done."""
-        stream, target = _target(self._device, tensor, where, stream)
+        stream, target = copies.target_of(self._device, tensor, where, stream)
         self._pin(tensor)
+        start = tensor.data_ptr() - self._base
+        cuts = self.pinning.split(start, tensor.nbytes) if self._is_pinned(tensor) else []
         try:
-            for source, part in self._parts(tensor, target):
+            for source, part in copies.pieces(tensor, target, start, cuts):
                 self._device.copy(source, part, stream, non_blocking=non_blocking)
         finally:  # what was issued before a failure reads the memory too
-            self.record_use(tensor, stream)
+            self._mark_use(tensor, stream)
         return target
 
     def _pin(self, tensor: torch.Tensor) -> None:
@@ -194,9 +197,17 @@ class Gates:
 
     def record_use(self, tensor: torch.Tensor, stream: Stream) -> None:
         """What was issued to a stream so far may read a tensor's memory."""
+        self._mark_use(tensor, stream)
+
+    def _is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a device may read any of it by itself."""
         start, nbytes = self._range(tensor)
-        if not nbytes or not self._is_active or not self.pinning.needs_gate(start, nbytes):
+        return self._is_active and nbytes > 0 and self.pinning.needs_gate(start, nbytes)
+
+    def _mark_use(self, tensor: torch.Tensor, stream: Stream) -> None:
+        if not self._is_pinned(tensor):
             return
+        start, nbytes = self._range(tensor)
         use = _Use(start, start + nbytes)
         try:
             use.mark = _Mark(self._device.record(stream))
@@ -214,16 +225,6 @@ class Gates:
             if 0 <= start < self._segment.layout.data_bytes:
                 return start, storage.nbytes()
         return 0, 0
-
-    def _parts(self, source: torch.Tensor, target: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-        """Source and target, cut where one copy would read from two pinned chunks."""
-        start, nbytes = self._range(source)
-        chunks = self.pinning.split(start, nbytes) if nbytes and self._is_active else []
-        if len(chunks) < 2 or not _is_flat(source):
-            return [(source, target)]
-        first = source.data_ptr() - self._base
-        flat = _bytes_of(source), _bytes_of(target)
-        return [_piece(*flat, chunk, first) for chunk in self.pinning.split(first, source.nbytes)]
 
     # ---- gates ----------------------------------------------------------------------------------------------
 
@@ -356,7 +357,8 @@ class Gates:
             lib.arena_gates_close(self._native)
         elif not self._finish():
             with suppress(RuntimeError):  # no thread starts any more: the interpreter is about to end
-                threading.Thread(target=self._linger, name="arena-gates", daemon=True).start()
+                self._thread = threading.Thread(target=self._linger, name="arena-gates", daemon=True)
+                self._thread.start()
 
     def _finish(self) -> bool:
         """One look; whether it was the last."""
@@ -376,22 +378,6 @@ class Gates:
             lib.arena_gates_wait(self._native, GATE_SLICE_US if self._gates else _IDLE_SLICE_US)
 
 
-def copy(
-    device: Device, tensor: torch.Tensor, where: torch.device | str | int, stream: Stream | None, *, non_blocking: bool
-) -> torch.Tensor:
-    """A copy on the device of what is not pinned: its bytes are read before this returns."""
-    stream, target = _target(device, tensor, where, stream)
-    device.copy(tensor, target, stream, non_blocking=non_blocking)
-    return target
-
-
-def _target(
-    device: Device, tensor: torch.Tensor, where: torch.device | str | int, stream: Stream | None
-) -> tuple[Stream, torch.Tensor]:
-    stream = device.current_stream(where) if stream is None else stream
-    return stream, device.empty_like(tensor, where, stream)
-
-
 def _address(pointer: Any) -> int:
     return int(ffi.cast("uintptr_t", pointer))
 
@@ -404,38 +390,6 @@ def _chain(grant: Any) -> Iterable[Any]:
         grant = following
 
 
-def _is_flat(tensor: torch.Tensor) -> bool:
-    """Whether its elements are one range of memory, as they are."""
-    return is_dense(tensor.shape, tensor.stride()) and not tensor.is_conj() and not tensor.is_neg()
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a flat tensor, in its own order."""
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-
-
-def _piece(source: torch.Tensor, target: torch.Tensor, chunk: Chunk, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-    at = slice(chunk.offset - first, chunk.offset - first + chunk.nbytes)
-    return source[at], target[at]
-
-
 def _warn(what: str, error: Exception | None) -> None:
     if _warnings.allows(what):
         log.warning("%s: %s", what, error)
-
-
-def choose(pin: Pin, reader_access: str, data_bytes: int, device: Device | None) -> tuple[Device | None, str | None]:
-    """The device that a reader pins for, or why none."""
-    if not data_bytes:
-        return None, "the queue has no arena"
-    if pin == "off":
-        return None, 'pin="off"'
-    if reader_access == "private":  # a pinned private page is a copy that the writer's bytes never reach
-        return None, 'reader_access="private" cannot be pinned'
-    if device is not None:
-        return device, None
-    if torch.version.cuda is None and torch.version.hip is None:
-        return None, "this build of torch knows no device"
-    from arena.device.cuda import CudaDevice
-
-    return CudaDevice(), None
