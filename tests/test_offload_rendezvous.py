@@ -216,6 +216,67 @@ def test_a_creator_killed_on_the_way_out_leaves_the_memory_to_the_others(engine_
     assert what_is_left(engine_id) == []
 
 
+BARRIER = {"populate_only_on_creator": True, "nonce": "one"}
+ALONE = {
+    "populate": Plan("", 0, BARRIER, barrier=True),
+    "pass_barrier": Plan("", 0, BARRIER, barrier=True),
+    "find_populated": Plan("", 0, BARRIER, barrier=True),
+    "population_fails": Plan("", 0, BARRIER, barrier=True, break_at="arena.shm.population.populate"),
+    "find_unpopulated": Plan("", 0, BARRIER, barrier=True, break_at="arena.shm.population.populate"),
+    "memory_check_fails": Plan("", 0, {"nonce": "one"}, check_error="too little"),
+}
+WITH_ANOTHER = {
+    "find_other_instance": Plan("", 0, {"nonce": "other"}),
+    "find_failed_creator": Plan("", 0, {"nonce": "one"}, check_error="too little"),
+}
+IN_A_RACE = ("path_is_another_file", "member_died_meanwhile")
+
+
+def test_every_step_is_one_to_die_at() -> None:
+    coming, leaving = {*COMING_AS_CREATOR, *COMING_AS_JOINER}, {*LEAVING, *LEAVING_LAST}
+    assert coming | leaving | {*ALONE, *WITH_ANOTHER, *IN_A_RACE} == set(membership.STEPS)
+
+
+@pytest.mark.parametrize("step", ALONE)
+def test_a_process_killed_as_it_succeeds_or_fails_leaves_nothing_in_the_way(engine_id: str, step: str) -> None:
+    with workers(1) as (only,):
+        (outcome,) = construct([(only, replace(ALONE[step], engine_id=engine_id, kill_at=step))])
+        assert outcome.died, f"no such step: {step}"
+        assert_a_new_start_works(engine_id, "memfd")
+
+
+@pytest.mark.parametrize("step", WITH_ANOTHER)
+def test_a_process_killed_as_it_is_refused_leaves_nothing_in_the_way(engine_id: str, step: str) -> None:
+    with workers(2) as (first, refused):
+        construct([(first, replace(WITH_ANOTHER[step], engine_id=engine_id))])
+        (outcome,) = construct([(refused, Plan(engine_id, 1, {"nonce": "one"}, kill_at=step))])
+        assert outcome.died, f"no such step: {step}"
+        first.kill()
+        assert_a_new_start_works(engine_id, "memfd")
+
+
+def test_a_process_killed_as_the_entry_is_replaced_leaves_nothing_in_the_way(engine_id: str) -> None:
+    with workers(2) as (member, late):
+        construct([(member, Plan(engine_id, 0))])
+        late.tell("construct", Plan(engine_id, 1, driven=True, kill_at="path_is_another_file"))
+        assert late.hear() == "open_entry"
+        member.ask("cleanup")
+        assert [late.ask("go"), late.ask("go")] == ["lock", None]
+        assert_a_new_start_works(engine_id, "memfd")
+
+
+def test_a_process_killed_as_the_member_it_found_dies_leaves_nothing_in_the_way(engine_id: str) -> None:
+    with workers(2) as (member, late):
+        construct([(member, Plan(engine_id, 0))])
+        late.tell("construct", Plan(engine_id, 1, driven=True, kill_at="member_died_meanwhile"))
+        heard = [late.hear()]
+        while heard[-1] != "find_live_member":
+            heard.append(late.ask("go"))
+        member.kill()
+        assert late.ask("go") is None
+        assert_a_new_start_works(engine_id, "memfd")
+
+
 # ---- who is who
 
 
@@ -397,8 +458,12 @@ def test_a_forked_child_keeps_no_dead_parents_lock_or_place(engine_id: str, step
 def test_a_reused_pid_is_not_taken_for_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its descriptors cannot be looked at, so that only the start time tells it from the dead member."""
 
-    def forbidden(path: str) -> os.stat_result:
-        raise PermissionError(13, "Permission denied")
+    look = os.stat
+
+    def forbidden(path: str, **options: bool) -> os.stat_result:
+        if str(path).startswith("/proc/") and "/fd/" in str(path):
+            raise PermissionError(13, "Permission denied")
+        return look(path, **options)
 
     monkeypatch.setattr(backing.os, "stat", forbidden)
     mine = Record(os.getpid(), process.own_start_time(), 0, 0, 3, 1, 2, 4096, 4096, bytes(16))
