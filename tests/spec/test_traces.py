@@ -1,0 +1,154 @@
+"""Real runs, with deaths, fallbacks and loans, are behaviours of the model; corrupted copies of their logs are not."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from spec.__main__ import main
+from spec.trace import Event, Log, matters, positions_with_slots, read_runs, validate
+
+HERE = Path(__file__).parent
+QUICK, DEEP = (3, 80), (25, 500)  # runs of one process, steps of one run
+
+Corrupt = Callable[[list[Log]], list[Log]]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """The logs of a few runs."""
+    return record(tmp_path_factory.mktemp("traces"), request.config.getoption("--seed"), *QUICK)
+
+
+def record(directory: Path, seed: int, runs: int, steps: int) -> Path:
+    """Records runs in a process of its own, so that its reader processes trace, too."""
+    command = [sys.executable, str(HERE / "traced_runs.py"), str(seed), str(runs), str(steps)]
+    environment = {"ARENA_TRACE": str(directory), "PYTHONPATH": str(HERE.parent.parent), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def test_real_runs_are_behaviours_of_the_model(directory: Path) -> None:
+    outcome = CliRunner().invoke(main, ["trace", str(directory)])
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.output.count("a behaviour of the model") == QUICK[0]
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("part", range(8))
+def test_200_traces(part: int, tmp_path: Path, seed: int) -> None:
+    for logs in read_runs(record(tmp_path, seed + part, *DEEP)).values():
+        verdict = validate(logs)
+        assert verdict.accepted, verdict
+        assert verdict.events > 300
+
+
+# ---- corrupted copies -----------------------------------------------------------------------------------------------
+
+
+def with_events(logs: list[Log], number: int, events: list[Event]) -> list[Log]:
+    return [replace(log, events=events) if each == number else log for each, log in enumerate(logs)]
+
+
+def carried(logs: list[Log]) -> Callable[[Event], bool]:
+    """Whether an event has to do with a slot: a message without one leaves the slots alone."""
+    positions = positions_with_slots(logs)
+    return lambda event: matters(event) and (event.action not in ("send", "read") or place_of(event) in positions)
+
+
+def place_of(event: Event) -> int:
+    return event.args[1] if event.action == "read" else event.args[0]
+
+
+def some_event(logs: list[Log], actions: tuple[str, ...]) -> tuple[int, int]:
+    """A log and an event of one of these actions, not among the last few, after which nothing depends on it."""
+    counts = carried(logs)
+    found = [
+        (number, at)
+        for number, log in enumerate(logs)
+        for at, event in enumerate(log.events[: len(log.events) * 3 // 4])
+        if event.action in actions and counts(event)
+    ]
+    return random.choice(found)
+
+
+def dropped(logs: list[Log]) -> list[Log]:
+    number, at = some_event(logs, ("claim", "publish", "send", "read", "lease", "release", "admit"))
+    events = logs[number].events
+    return with_events(logs, number, events[:at] + events[at + 1 :])
+
+
+NEIGHBOURS = {("claim", "copy"), ("copy", "publish"), ("publish", "send"), ("read", "lease")}
+
+
+def swapped(logs: list[Log]) -> list[Log]:
+    """Two neighbours of one process, of which the second needs the first, trade their places in time."""
+    counts = carried(logs)
+    logs = [replace(log, events=sorted(filter(counts, log.events))) for log in logs]
+    found = [
+        (number, at)
+        for number, log in enumerate(logs)
+        for at, (first, second) in enumerate(pairwise(log.events[: len(log.events) * 3 // 4]))
+        if (first.action, second.action) in NEIGHBOURS
+    ]
+    number, at = random.choice(found)
+    events = logs[number].events
+    first, second = events[at : at + 2]
+    earlier = second._replace(before=first.before, after=first.after)
+    later = first._replace(before=second.before, after=second.after)
+    return with_events(logs, number, [*events[:at], earlier, later, *events[at + 2 :]])
+
+
+def wrong_slot(logs: list[Log]) -> list[Log]:
+    number, at = some_event(logs, ("claim", "copy", "publish", "lease", "release"))
+    event = logs[number].events[at]
+    place = {"claim": 3, "copy": 0, "publish": 0, "lease": 1, "release": 1}[event.action]
+    first = 1 if event.action == "claim" else 0  # a claim's result is the slot's number and one
+    others = [slot for slot in range(first, logs[0].n_slots + first) if slot != event.args[place]]
+    args = (*event.args[:place], random.choice(others), *event.args[place + 1 :])
+    return with_events(logs, number, [*logs[number].events[:at], event._replace(args=args), *logs[number].events[at + 1 :]])
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "rate"), [(dropped, 0.65), (swapped, 0.85), (wrong_slot, 0.85)], ids=["dropped", "swapped", "wrong_slot"]
+)
+def test_corrupted_logs_are_refused(corrupt: Corrupt, rate: float, directory: Path) -> None:
+    """Not all can be: a dropped release of a reader that is killed soon after is as good as one that never came."""
+    runs = list(read_runs(directory).values())
+    verdicts = [validate(corrupt(random.choice(runs))) for _ in range(100)]
+    refused = sum(not verdict.accepted for verdict in verdicts)
+    print(f"{corrupt.__name__}: {refused} of {len(verdicts)} refused")
+    assert refused >= rate * len(verdicts)
+
+
+def test_a_refusal_says_where_and_what_would_have_been_right(directory: Path) -> None:
+    logs = next(iter(read_runs(directory).values()))
+    (writer,) = [number for number, log in enumerate(logs) if log.name.startswith("writer")]
+    events = logs[writer].events
+    at = next(at for at, event in enumerate(events) if event.action == "publish")
+    verdict = validate(with_events(logs, writer, [*events[:at], events[at]._replace(args=(7,) * 5), *events[at + 1 :]]))
+    assert not verdict.accepted
+    assert any("publish(7" in reason and "not of the message under way" in reason for reason in verdict.why)
+    assert verdict.allowed
+
+
+def test_off_nothing_is_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a traced method is the class's own: the same instructions as without the module."""
+    from support import queue_of
+
+    for directory in ("", str(tmp_path)):
+        monkeypatch.setenv("ARENA_TRACE", directory)
+        with queue_of(1) as (writer, (reader,)):
+            ends = (writer._end.ring, writer._end.slots, reader._end.ring)
+            wrapped = [name for end in ends for name in vars(end) if hasattr(type(end), name)]
+        assert bool(wrapped) == bool(directory)
