@@ -131,6 +131,9 @@ def _open_new(of: Layout, backing: Backing, segment_id: bytes, huge_pages: bool)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 os.ftruncate(fd, of.total_bytes)
+                # Taken now, because a store into a page that another segment has taken meanwhile is a SIGBUS; pages of the
+                # data area come by write(2) or madvise(2), which say so.
+                os.posix_fallocate(fd, 0, of.control_bytes)
             except OSError:
                 os.unlink(path)
                 os.close(fd)
