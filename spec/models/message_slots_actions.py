@@ -203,7 +203,7 @@ def moved(state: State, reader: int, slot: int, ref: Ref) -> State:
     return state._replace(refs=put(state.refs, reader, put(state.refs[reader], slot, ref)))
 
 
-@action("reader {reader}", over=["reader"], part_of="open", edge="[ring.publish]")
+@action("reader {reader}", over=["reader"], part_of="read", edge="[ring.publish]")
 def receive(config: Config, state: State, reader: int) -> State | None:
     """Take the next message; its header names the slots that this reader now has to release."""
     queue = state.queues[reader]

@@ -116,9 +116,10 @@ class SlotCode:
 
     def enqueue(self) -> None:
         grants = [self.writer.grant(slot) for slot in self.message]
-        filler = PAGE // self.config.queue - 8 - codec.header_bytes(len(grants), 0)  # so that `queue` records fit exactly
+        filler = bytes(PAGE // self.config.queue - 8 - codec.header_bytes(len(grants), 0))  # so that `queue` records fit
+        head, table = codec.pack(0, 0, [filler], grants, [], 0)
         position = self.ring.position
-        outcome = self.ring.send_bytes(codec.pack(0, 0, filler, grants, 0, 0) + bytes(filler))
+        outcome = self.ring.send_bytes(head + table + filler)
         if outcome is not Outcome.OK:
             raise Mismatch(f"enqueue: {outcome!r}")
         self.writer.enqueue(self.message, position)
@@ -245,13 +246,14 @@ class SlotCode:
     # ---- snapshots
 
     def snapshot(self) -> Any:
-        """The control bytes, the payloads, and the declared private state."""
-        w, r = self.writer, self.ring
-        extents = (w.extents._starts[:], w.extents._ends[:], w.extents._taken.copy(), w.extents.used_bytes)
-        payloads = [self.bytes_at(slot * PAGE) for slot in range(self.config.slots)]
+        """The control bytes, the payloads, and everything that the processes keep to themselves."""
         return (
-            bytes(self._control), payloads, w.states[:], w.offsets[:], w.lengths[:], list(w.generations), list(w.required),
-            w._free[:], w._sent.copy(), extents, bytes(ffi.buffer(r._ring)), list(r._words), self.message[:],
+            bytes(self._control),
+            [self.bytes_at(slot * PAGE) for slot in range(self.config.slots)],
+            saved(self.writer),
+            bytes(ffi.buffer(self.ring._ring)),
+            list(self.ring._words),
+            self.message[:],
             [
                 (each.entry, each.alive, each.ring.admitted, bytes(ffi.buffer(each.ring._ring)),
                  [(slot, held.phase, held.grant) for slot, held in each.references.items()], each.views.copy())
@@ -260,28 +262,54 @@ class SlotCode:
         )  # fmt: skip
 
     def restore(self, snapshot: Any) -> None:
-        w, r = self.writer, self.ring
-        control, payloads, states, offsets, lengths, generations, required, free, sent, extents, *rest = snapshot
-        ring, known, message, all_of = rest
+        control, payloads, writer, ring, known, message, readers = snapshot
         self._control[:] = control
         for slot, nbytes in enumerate(payloads):
             self._data[slot * PAGE : slot * PAGE + PAYLOAD_BYTES] = nbytes
-        w.states, w.offsets, w.lengths = states[:], offsets[:], lengths[:]
-        w.generations[0 : len(generations)] = generations
-        w.required[0 : len(required)] = required
-        w._free, w._sent = free[:], sent.copy()
-        starts, ends, taken, used = extents
-        w.extents._starts, w.extents._ends, w.extents._taken, w.extents.used_bytes = starts[:], ends[:], taken.copy(), used
-        ffi.buffer(r._ring)[:] = ring
-        r._words[0 : len(known)] = known
+        put_back(self.writer, writer)
+        ffi.buffer(self.ring._ring)[:] = ring
+        self.ring._words[0 : len(known)] = known
         self.message = message[:]
-        for row, (entry, alive, admitted, private, references, views) in enumerate(all_of):
-            reader = self.readers[row]
+        for reader, (entry, alive, admitted, private, references, views) in zip(self.readers, readers):
             reader.entry = reader.ring._entry = entry
             reader.alive, reader.ring.admitted = alive, admitted
             ffi.buffer(reader.ring._ring)[:] = private
             reader.references = {slot: Reference(phase, grant) for slot, phase, grant in references}
             reader.views = views.copy()
+
+
+PLAIN = (int, bool, float, str, bytes, type(None))
+
+
+def saved(thing: Any) -> dict[str, Any]:
+    """A copy of an object's attributes: plain values, containers of them, arrays of C, and objects made of these."""
+    copies = {}
+    for name, value in vars(thing).items():
+        if isinstance(value, (list, dict, set)):
+            copies[name] = value.copy()
+        elif isinstance(value, PLAIN):
+            copies[name] = value
+        elif isinstance(value, ffi.CData):
+            if ffi.typeof(value).kind == "array":
+                copies[name] = list(value)
+        elif type(value).__module__.startswith("arena.protocol"):
+            copies[name] = saved(value)
+    return copies
+
+
+def put_back(thing: Any, copies: dict[str, Any]) -> None:
+    """Makes an object what it was."""
+    for name, copy in copies.items():
+        value = getattr(thing, name)
+        if isinstance(value, ffi.CData):
+            value[0 : len(copy)] = copy
+        elif isinstance(copy, dict) and not isinstance(value, dict):
+            put_back(value, copy)
+        elif isinstance(value, PLAIN):
+            setattr(thing, name, copy)
+        else:  # in place: others may hold it, too
+            value.clear()
+            value.extend(copy) if isinstance(value, list) else value.update(copy)
 
 
 def expectation(config: model_state.Config, state: model_state.State) -> tuple[model_state.State, set[int], bool]:

@@ -31,12 +31,13 @@ PART_OF = {
     "excuse_unread": "drop_reader",
     "clear_entry": "reclaim",
     "close": "shutdown",
+    "recover": "abort",
 }
 # A loan is one more reader that holds, an object's slot belongs to the model of object slots.
 ELSEWHERE = {"loan", "loan_at", "open_own_grant", "adopt", "held_by"}
 # Changes nothing.
 LOOKS = {
-    "closed", "consumed", "entries", "entry", "grant", "lag", "members", "members_changed", "owes", "pointer",
+    "closed", "consumed", "entries", "entry", "grant", "impossible_rows", "lag", "members", "members_changed", "owes", "pointer",
     "position", "quarantined", "record", "record_footprint", "usage", "writer_closed",
 }  # fmt: skip
 
