@@ -9,6 +9,7 @@ import click
 COMMANDS = {
     "bench": "arena.bench.command:command",
     "demo": "arena.tools.demo:command",
+    "trace": "arena.tools.trace:command",
 }
 """Subcommand -> `module:attribute` of its click command."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from arena.shm.tracelog import Event, Log, read_runs
+from arena.tools.commands import arena
 from spec.__main__ import main
-from spec.trace import Event, Log, matters, positions_with_slots, read_runs, validate
+from spec.trace import matters, positions_with_slots, validate
 
 HERE = Path(__file__).parent
 QUICK, DEEP = (3, 80), (25, 500)  # runs of one process, steps of one run
@@ -152,3 +155,17 @@ def test_off_nothing_is_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             ends = (writer._end.ring, writer._end.slots, reader._end.ring)
             wrapped = [name for end in ends for name in vars(end) if hasattr(type(end), name)]
         assert bool(wrapped) == bool(directory)
+
+
+def test_the_timeline_has_slots_leases_messages_and_deaths(directory: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    outcome = CliRunner().invoke(arena, ["trace", str(directory), "--perfetto", str(out)])
+    assert outcome.exit_code == 0, outcome.output
+    entries = json.loads(out.read_text())["traceEvents"]
+    named = {entry["pid"]: entry["args"]["name"] for entry in entries if entry["ph"] == "M"}
+    assert {name.split()[0] for name in named.values()} == {"writer", "reader", "slots", "leases"}
+    sent, taken = ({entry["id"] for entry in entries if entry["ph"] == kind} for kind in "sf")
+    assert taken
+    assert taken <= sent
+    assert any(entry["ph"] == "i" and "reclaimed" in entry["name"] for entry in entries)
+    assert {entry["pid"] for entry in entries} == set(named)
