@@ -115,7 +115,7 @@ class WriterEnd(OwnerEnd):
     def _send(self, message: pickling.Encoded, deadline: Deadline) -> None:
         pickle_bytes = sum(map(len, message.pickle_parts))
         if not message.buffers and pickle_bytes <= self._plain_bytes_max:
-            record = codec.pack_plain(self._number, pickle_bytes, message.pickle_parts)
+            record = codec.pack_plain(self._number, message.pickle_parts)
             while self.ring.send_bytes(record) is Outcome.NO_ROOM:
                 self._wait_room(len(record), deadline)
         else:
@@ -128,8 +128,9 @@ class WriterEnd(OwnerEnd):
         payload_bytes = pickle_bytes + sum([buffer.nbytes for buffer in message.inline])
         record_bytes = codec.header_bytes(len(grants), len(message.buffers)) + payload_bytes
         flags = codec.OUT_OF_BAND if record_bytes > self._record_bytes_max else 0
-        header = codec.pack(flags, self._number, pickle_bytes, grants, len(message.buffers), len(message.inline))
-        table = codec.pack_table(message.buffers)
+        header, table = codec.pack(
+            flags, self._number, message.pickle_parts, grants, message.buffers, len(message.inline)
+        )
         if flags:
             self._send_out_of_band(header, table, message, payload_bytes, deadline)
         else:

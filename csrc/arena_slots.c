@@ -82,7 +82,8 @@ int arena_slot_lease(arena_mapping *m, uint32_t slot, uint64_t generation, uint6
     return arena_slot_extent(m, slot, offset, nbytes);
 }
 
-/* Idempotent, from any thread: a late or repeated store frees nobody else's generation. */
+/* From any thread, once per grant.  It frees no other generation; but a second store, after the slot has moved on,
+ * would erase the newer one (the spec's release_again), which is why a grant counts its holders. */
 void arena_slot_release(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation) {
     int64_t event = -1;
     if (__builtin_expect(arena_trace_on, 0)) event = arena_trace_begin(m, ARENA_TRACE_RELEASE, row, slot, generation);

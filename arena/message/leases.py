@@ -70,8 +70,10 @@ class Decoder:
             if [len(frame) for frame in inline] != _inline_bytes(buffers):
                 raise CorruptError(f"message {record.number} came out of band with other lengths than its table says")
         else:
-            buffers = record.buffers(record.table())
+            table = record.table()
+            buffers = record.buffers(table)
             payload, *inline = record.payload(_inline_bytes(buffers))
+        record.check_body(table, payload)
         return pickle.loads(payload, buffers=self._buffers(buffers, leases, iter(inline)))
 
     def _lease(self, grants: Sequence[Grant]) -> list[Lease]:

@@ -82,8 +82,8 @@ class PackedObject:
         """Fills the extent of the first grant: one copy of each buffer.  0, or the errno of memory that is not there."""
         slot = grants[0].slot
         n_inline = len(self._buffers) - len(self._pieces)
-        header = codec.pack(0, 0, self._pickle_bytes, grants, len(self._buffers), n_inline)
-        head = [_LENGTH.pack(self._record_bytes), header, codec.pack_table(self._buffers)]
+        header, table = codec.pack(0, 0, self._parts, grants, self._buffers, n_inline)
+        head = [_LENGTH.pack(self._record_bytes), header, table]
         at = 0
         for part in self._joined([*head, *self._parts]):
             if error := slots.copy(slot, ffi.from_buffer(part), threads, at, len(part)):

@@ -410,5 +410,5 @@ class SlotReader:
         raise CorruptError(f"slot {slot} (extent {offset}, {nbytes}) is outside the arena: {limits}")
 
     def release(self, grant: Grant) -> None:
-        """Gives a slot back: what the drop of the last holder does, in C.  Idempotent."""
+        """Gives a slot back: what the drop of the last holder does, in C.  Once per grant."""
         lib.arena_slot_release(self._mapping, self.row, grant.slot, grant.generation)  # [slot.done]
