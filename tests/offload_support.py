@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -154,6 +155,23 @@ def what_is_left(engine_id: str) -> list[str]:
     """Names of an engine's that are still there."""
     path = entry_of(engine_id)
     return [name for name in (path, path + ".data") if os.path.exists(name)]
+
+
+def put_in_the_way(engine_id: str, make: Callable[[Path], object]) -> Path:
+    """Something that stands at an engine's path already; another run may remove the empty directory meanwhile."""
+    path = Path(entry_of(engine_id))
+    for _ in range(100):
+        with contextlib.suppress(FileNotFoundError):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            make(path)
+            return path
+    raise AssertionError(f"{path.parent} is removed all the time")
+
+
+def remove_what_is_left(engine_id: str) -> None:
+    """What the dead left, of this engine alone."""
+    for name in what_is_left(engine_id):
+        os.unlink(name)
 
 
 def run(function: Callable[..., None], *args: Any) -> tuple[int | None, str]:

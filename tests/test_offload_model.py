@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from offload_support import Outcome, Plan, Worker, what_is_left, workers
+from offload_support import Outcome, Plan, Worker, remove_what_is_left, what_is_left, workers
 
-from arena.shm import leftovers
 from arena.shm.directory import directory
 from arena.shm.entry import Entry
 from spec.model import Action
@@ -170,7 +169,7 @@ def walk(name: str, seed: int, walks: int) -> None:
                 assert what_is_left(engine_id) == [], one.story("a name is left")
             for each in pool:
                 each.ask("forget")
-            leftovers.remove_stale()
+            remove_what_is_left(engine_id)
     expected = {each.name for each in rendezvous.model(CONFIGS[name]).actions if not each.environment}
     rare = {"path_is_another_file", "member_died_meanwhile", "find_failed_creator", "memory_check_fails", "population_fails"}
     rare |= {"find_unpopulated"}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from offload_support import (
     Worker,
     construct,
     entry_of,
+    put_in_the_way,
     random_delay,
     run,
     what_is_left,
@@ -27,10 +28,11 @@ from offload_support import (
 
 from arena.errors import AttachError
 from arena.offload import SharedOffloadRegion
-from arena.shm import backing, leftovers, membership, process
+from arena.shm import backing, leftovers, membership, process, rendezvous
 from arena.shm.backing import MemfdBacking
-from arena.shm.directory import directory
 from arena.shm.entry import RECORDS_OFFSET, Entry, Failure, Record
+from arena.shm.membership import Wanted
+from arena.shm.native import lib
 from spec.models.rendezvous_steps import RECOMMENDED
 
 
@@ -136,147 +138,6 @@ def test_a_thousand_deadly_races(engine_id: str, seed: int) -> None:
     deadly_race(engine_id, seed, 1000)
 
 
-# ---- death at every step
-
-COMING_AS_CREATOR = (
-    "open_entry", "lock", "path_is_this_file", "find_nobody", "create_memory", "truncate_entry", "write_record",
-    "unlock",
-)  # fmt: skip
-COMING_AS_JOINER = (
-    "open_entry", "lock", "path_is_this_file", "find_live_member", "attach_memory", "append_record", "unlock",
-)  # fmt: skip
-LEAVING = ("cleanup", "lock_to_leave", "erase_record", "close_memory", "close_entry")
-LEAVING_LAST = (*LEAVING[:-1], "unlink_entry", "close_entry")
-
-
-def assert_a_new_start_works(engine_id: str, backing: str) -> None:
-    """At once, with another nonce, and with nothing of the dead instance's in it."""
-    left = what_is_left(engine_id)
-    assert os.path.getsize(entry_of(engine_id)) <= 4096 if entry_of(engine_id) in left else True
-    if backing == "memfd":
-        assert entry_of(engine_id) + ".data" not in left
-    with region(engine_id, nonce="the next one", backing=backing) as new:
-        assert new.is_creator
-        assert not new.base_tensor.any()
-
-
-@pytest.mark.parametrize("backing", ["memfd", "shm"])
-@pytest.mark.parametrize("step", COMING_AS_CREATOR)
-def test_a_creator_killed_on_the_way_in_costs_nobody_anything(engine_id: str, step: str, backing: str) -> None:
-    options = {"nonce": "one", "backing": backing}
-    with workers(3) as (creator, joiner, late):
-        (outcome,) = construct([(creator, Plan(engine_id, 0, options, kill_at=step))])
-        assert outcome.died, f"no such step: {step}"
-        outcomes = construct([(joiner, Plan(engine_id, 1, options)), (late, Plan(engine_id, 0, options))])
-        assert all(each.is_in for each in outcomes), outcomes
-        assert outcomes[0].memory == outcomes[1].memory
-        joiner.kill()
-        late.kill()
-        assert_a_new_start_works(engine_id, backing)
-
-
-@pytest.mark.parametrize("backing", ["memfd", "shm"])
-@pytest.mark.parametrize("step", COMING_AS_JOINER)
-def test_a_joiner_killed_on_the_way_in_costs_nobody_anything(engine_id: str, step: str, backing: str) -> None:
-    options = {"nonce": "one", "backing": backing}
-    with workers(3) as (creator, joiner, late):
-        (first,) = construct([(creator, Plan(engine_id, 0, options))])
-        (outcome,) = construct([(joiner, Plan(engine_id, 1, options, kill_at=step))])
-        assert outcome.died, f"no such step: {step}"
-        (again,) = construct([(late, Plan(engine_id, 1, options))])
-        assert again.is_in
-        assert again.memory == first.memory
-        creator.kill()
-        late.kill()
-        assert_a_new_start_works(engine_id, backing)
-
-
-@pytest.mark.parametrize("backing", ["memfd", "shm"])
-@pytest.mark.parametrize("step", LEAVING_LAST)
-def test_the_last_member_killed_on_the_way_out_leaves_nothing_in_the_way(engine_id: str, step: str, backing: str) -> None:
-    with workers(1) as (only,):
-        construct([(only, Plan(engine_id, 0, {"backing": backing}))])
-        assert only.ask("cleanup", step) is None, f"no such step: {step}"
-        assert_a_new_start_works(engine_id, backing)
-
-
-@pytest.mark.parametrize("backing", ["memfd", "shm"])
-@pytest.mark.parametrize("step", LEAVING)
-def test_a_creator_killed_on_the_way_out_leaves_the_memory_to_the_others(engine_id: str, step: str, backing: str) -> None:
-    options = {"nonce": "one", "backing": backing}
-    with workers(3) as (creator, joiner, late):
-        first, _ = (construct([(each, Plan(engine_id, rank, options))])[0] for rank, each in enumerate((creator, joiner)))
-        joiner.ask("sign", 7)
-        assert creator.ask("cleanup", step) is None, f"no such step: {step}"
-        (again,) = construct([(late, Plan(engine_id, 0, options))])
-        assert again.memory == first.memory
-        assert late.ask("look")[1] == 7
-        for each in (joiner, late):
-            each.ask("cleanup")
-    assert what_is_left(engine_id) == []
-
-
-BARRIER = {"populate_only_on_creator": True, "nonce": "one"}
-ALONE = {
-    "populate": Plan("", 0, BARRIER, barrier=True),
-    "pass_barrier": Plan("", 0, BARRIER, barrier=True),
-    "find_populated": Plan("", 0, BARRIER, barrier=True),
-    "population_fails": Plan("", 0, BARRIER, barrier=True, break_at="arena.shm.population.populate"),
-    "find_unpopulated": Plan("", 0, BARRIER, barrier=True, break_at="arena.shm.population.populate"),
-    "memory_check_fails": Plan("", 0, {"nonce": "one"}, check_error="too little"),
-}
-WITH_ANOTHER = {
-    "find_other_instance": Plan("", 0, {"nonce": "other"}),
-    "find_failed_creator": Plan("", 0, {"nonce": "one"}, check_error="too little"),
-}
-IN_A_RACE = ("path_is_another_file", "member_died_meanwhile")
-
-
-def test_every_step_is_one_to_die_at() -> None:
-    coming, leaving = {*COMING_AS_CREATOR, *COMING_AS_JOINER}, {*LEAVING, *LEAVING_LAST}
-    assert coming | leaving | {*ALONE, *WITH_ANOTHER, *IN_A_RACE} == set(membership.STEPS)
-
-
-@pytest.mark.parametrize("step", ALONE)
-def test_a_process_killed_as_it_succeeds_or_fails_leaves_nothing_in_the_way(engine_id: str, step: str) -> None:
-    with workers(1) as (only,):
-        (outcome,) = construct([(only, replace(ALONE[step], engine_id=engine_id, kill_at=step))])
-        assert outcome.died, f"no such step: {step}"
-        assert_a_new_start_works(engine_id, "memfd")
-
-
-@pytest.mark.parametrize("step", WITH_ANOTHER)
-def test_a_process_killed_as_it_is_refused_leaves_nothing_in_the_way(engine_id: str, step: str) -> None:
-    with workers(2) as (first, refused):
-        construct([(first, replace(WITH_ANOTHER[step], engine_id=engine_id))])
-        (outcome,) = construct([(refused, Plan(engine_id, 1, {"nonce": "one"}, kill_at=step))])
-        assert outcome.died, f"no such step: {step}"
-        first.kill()
-        assert_a_new_start_works(engine_id, "memfd")
-
-
-def test_a_process_killed_as_the_entry_is_replaced_leaves_nothing_in_the_way(engine_id: str) -> None:
-    with workers(2) as (member, late):
-        construct([(member, Plan(engine_id, 0))])
-        late.tell("construct", Plan(engine_id, 1, driven=True, kill_at="path_is_another_file"))
-        assert late.hear() == "open_entry"
-        member.ask("cleanup")
-        assert [late.ask("go"), late.ask("go")] == ["lock", None]
-        assert_a_new_start_works(engine_id, "memfd")
-
-
-def test_a_process_killed_as_the_member_it_found_dies_leaves_nothing_in_the_way(engine_id: str) -> None:
-    with workers(2) as (member, late):
-        construct([(member, Plan(engine_id, 0))])
-        late.tell("construct", Plan(engine_id, 1, driven=True, kill_at="member_died_meanwhile"))
-        heard = [late.hear()]
-        while heard[-1] != "find_live_member":
-            heard.append(late.ask("go"))
-        member.kill()
-        assert late.ask("go") is None
-        assert_a_new_start_works(engine_id, "memfd")
-
-
 # ---- who is who
 
 
@@ -349,9 +210,8 @@ LEFTOVERS = {
 
 @pytest.mark.parametrize("kind", LEFTOVERS)
 def test_a_stale_entry_is_taken_over_in_place(engine_id: str, kind: str) -> None:
-    path = Path(entry_of(engine_id))
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    path.write_bytes(LEFTOVERS[kind]())
+    content = LEFTOVERS[kind]()
+    path = put_in_the_way(engine_id, lambda at: at.write_bytes(content))
     inode = path.stat().st_ino
     with region(engine_id, nonce="mine") as mine:
         assert mine.is_creator
@@ -361,14 +221,12 @@ def test_a_stale_entry_is_taken_over_in_place(engine_id: str, kind: str) -> None
 
 @pytest.mark.parametrize("kind", ["symlink", "fifo", "directory"])
 def test_something_else_at_the_path_is_refused(engine_id: str, kind: str, tmp_path: Path) -> None:
-    path = Path(entry_of(engine_id))
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    if kind == "symlink":
-        path.symlink_to(tmp_path / "elsewhere")
-    elif kind == "fifo":
-        os.mkfifo(path)
-    else:
-        path.mkdir()
+    makers: dict[str, Callable[[Path], object]] = {
+        "symlink": lambda at: at.symlink_to(tmp_path / "elsewhere"),
+        "fifo": os.mkfifo,
+        "directory": Path.mkdir,
+    }
+    path = put_in_the_way(engine_id, makers[kind])
     try:
         with pytest.raises(AttachError, match=r"cannot be opened|not a regular file"):
             region(engine_id)
@@ -376,14 +234,14 @@ def test_something_else_at_the_path_is_refused(engine_id: str, kind: str, tmp_pa
         path.rmdir() if kind == "directory" else path.unlink()
 
 
-def test_a_directory_that_others_can_enter_is_refused(engine_id: str) -> None:
-    directory().mkdir(mode=0o700, exist_ok=True)
-    directory().chmod(0o755)
-    try:
-        with pytest.raises(AttachError, match="nobody else can enter"):
-            region(engine_id)
-    finally:
-        directory().chmod(0o700)
+def wanted(where: Path) -> Wanted:
+    return Wanted("region", bytes(16), 0, 4096, 4096, directory=where)
+
+
+def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(AttachError, match="nobody else can enter"):
+        rendezvous.join(wanted(tmp_path))
 
 
 def test_an_entry_stays_small_however_many_come_and_go(engine_id: str) -> None:
@@ -406,16 +264,17 @@ def test_a_successor_is_not_unlinked_by_the_generation_before(engine_id: str) ->
             assert second.is_creator
 
 
-def test_what_dead_runs_left_can_be_removed_and_the_living_stay(engine_id: str) -> None:
-    with workers(1) as (gone,), region(engine_id + "-live", 0) as alive:
-        construct([(gone, Plan(engine_id, 0, {"backing": "shm"}))])
-        gone.kill()
-        assert what_is_left(engine_id) == [entry_of(engine_id), entry_of(engine_id) + ".data"]
-        removed = leftovers.remove_stale()
-        assert Path(entry_of(engine_id)) in removed
-        assert what_is_left(engine_id) == []
-        assert what_is_left(engine_id + "-live") != []
-        assert alive.is_creator
+def test_what_dead_runs_left_can_be_removed_and_the_living_stay(tmp_path: Path) -> None:
+    member = rendezvous.join(wanted(tmp_path))
+    try:
+        for name in ("offload-stale", "offload-stale.data", "offload-torn", "mine.txt"):
+            (tmp_path / name).write_bytes(b"x" * 2000)
+        assert leftovers.remove_stale(tmp_path) == [tmp_path / "offload-stale", tmp_path / "offload-torn"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "offload-region"]
+    finally:
+        lib.arena_map_release(member.mapping)
+        rendezvous.leave(member)
+    assert leftovers.remove_stale(tmp_path / "none") == []
 
 
 # ---- the lock
