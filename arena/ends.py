@@ -73,6 +73,7 @@ class OwnerEnd(Endpoint):
 
     def _wait_until_ready(self, deadline: Deadline) -> None:
         while True:
+            self.members.reap()  # a dead member is a missing one
             self.members.admit_joiners()
             missing = self.members.missing()
             if not missing:
@@ -83,7 +84,6 @@ class OwnerEnd(Endpoint):
                 )
             if self.ring.wait_members(deadline.slice_us()) is Outcome.CLOSED:
                 raise Cancelled("shutdown() ended wait_until_ready")
-            self.members.reap()
         self._was_ready = True
         self.on_ready()
 

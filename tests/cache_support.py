@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from support import _PRELOAD as PRELOAD
 from support import WATCHDOG_S, Reader, RemoteError
 
 from arena import CacheHandle, CacheReader, Handle, ObjectCache, Uncached
@@ -31,6 +32,7 @@ class CacheProcess(Reader):
 
     def __init__(self, handle: Handle, rank: int) -> None:
         context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*PRELOAD, "cache_support"])
         self.rank = rank
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, handle, rank), daemon=True)
