@@ -12,6 +12,7 @@
 
 #define PAD UINT64_MAX
 #define LENGTH_BYTES 8
+#define MEMBER_LEFT 3 /* the state bits of a member word: State of arena/shm/layout.py */
 
 /* An empty ring goes back to its start beyond this many bytes: the first pages stay warm, and a
  * queue of small messages does not walk through (and keep resident) the whole ring. */
@@ -113,10 +114,18 @@ void arena_ring_writer_park(arena_ring_writer *w) {
     arena_fence_parked_to_consumed_seq_cst(); /* [park.consumed] */
 }
 
+/* A member has stored LEFT before it could see that the writer is parked. */
+static bool somebody_left(arena_ring_writer *w) {
+    for (uint32_t rank = 0; rank < w->m->geometry.n_readers; rank++)
+        if (w->members >> rank & 1 && (arena_member_read(w->m, rank) & 3) == MEMBER_LEFT) return true; /* [member.leave] */
+    return false;
+}
+
 int arena_ring_writer_recheck(arena_ring_writer *w, uint64_t nbytes) {
     STEP(closed_load);
     if (arena_closed_load_acquire(closed_of(&w->closed))) return ARENA_CLOSED; /* [closed] */
     int64_t place = arena_ring_reserve(w, nbytes);
+    if (place == ARENA_NO_ROOM && somebody_left(w)) return ARENA_EMPTY; /* its cursor no longer counts: look around */
     return place < 0 ? (int)place : ARENA_OK;
 }
 
