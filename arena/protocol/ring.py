@@ -81,7 +81,7 @@ class RingWriter:
         lib.arena_ring_writer_park(self._ring)  # [park.consumed]
 
     def recheck(self, nbytes: int) -> Outcome:
-        """The last look after ``park``: OK, NO_ROOM or CLOSED."""
+        """The last look after ``park``: OK, NO_ROOM, CLOSED, or EMPTY: no room, but a member has left meanwhile."""
         return _OUTCOMES[lib.arena_ring_writer_recheck(self._ring, nbytes)]
 
     def sleep(self, slice_us: int = SLICE_US) -> None:
