@@ -41,18 +41,26 @@ def choose(free: Sequence[tuple[int, int]], victims: Sequence[Victim], nbytes: i
 
 
 def _window(places: Sequence[Victim], oldest: int, nbytes: int) -> list[Victim] | None:
-    """Neighbours that are free or among the ``oldest`` victims and make up ``nbytes``."""
+    """Neighbours that are free or among the ``oldest`` victims and make up ``nbytes``; what costs the fewest bytes."""
+    best: list[Victim] | None = None
     for run in _runs(place for place in places if place.age < oldest):
-        length = 0
+        first = length = 0
         for count, place in enumerate(run, 1):
-            length += place.end - place.start
-            if length >= nbytes:
-                first = 0
-                while length - (run[first].end - run[first].start) >= nbytes:
-                    length -= run[first].end - run[first].start
-                    first += 1
-                return run[first:count]
-    return None
+            length += _size(place)
+            while length - _size(run[first]) >= nbytes:
+                length -= _size(run[first])
+                first += 1
+            if length >= nbytes and (best is None or _cost(run[first:count]) < _cost(best)):
+                best = run[first:count]
+    return best
+
+
+def _size(place: Victim) -> int:
+    return place.end - place.start
+
+
+def _cost(window: Sequence[Victim]) -> int:
+    return sum(_size(place) for place in window if place.age >= 0)
 
 
 def _runs(places: Iterator[Victim]) -> Iterator[list[Victim]]:
