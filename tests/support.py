@@ -40,6 +40,14 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.001)
 
 
+def settle() -> None:
+    """Waits until ZMQ's threads have opened what they open for a new connection."""
+    before, now = -1, len(os.listdir("/proc/self/fd"))
+    while before != now:
+        time.sleep(0.05)
+        before, now = now, len(os.listdir("/proc/self/fd"))
+
+
 # ---- ends in this process -------------------------------------------------------------------------------------------
 
 
@@ -192,10 +200,10 @@ def shutdown(side: Side) -> None:
 # ---- interpreters ---------------------------------------------------------------------------------------------------
 
 
-def python(code: str, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+def python(code: str, *, warnings: str = "error") -> subprocess.CompletedProcess[str]:
     """Runs a program in a fresh interpreter, in which every warning is an error; killed if it hangs."""
-    command = [sys.executable, "-W", "error", "-c", code, *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=WATCHDOG_S, check=False)
+    command = [sys.executable, "-W", warnings, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, check=False)
 
 
 def in_thread(function: Callable[[], Any]) -> Callable[[], Any]:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kinds import difference
-from support import dequeue, dequeue_bytes, queue_of, readers_of
+from support import dequeue, dequeue_bytes, queue_of, readers_of, settle
 
 from arena import ArenaConfig, MessageQueue
 
@@ -29,11 +29,18 @@ WAYS: dict[str, dict[str, Any]] = {
 Ends = tuple[MessageQueue, MessageQueue]
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(scope="module", params=WAYS)
 def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     with queue_of(1, **WAYS[request.param]) as (writer, (reader,)):
+        settle()
         yield writer, reader
-        statistics = writer.statistics()
+
+
+@pytest.fixture(autouse=True)
+def _all_slots_come_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "ends" in request.fixturenames:
+        statistics = request.getfixturevalue("ends")[0].statistics()
         assert statistics.slots_free == statistics.slots_total
 
 

@@ -1,0 +1,132 @@
+"""The bytes of a record: what is written is read, and whatever else is read is refused."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from arena.errors import CorruptError
+from arena.message import codec
+from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
+from arena.protocol.slots import Grant
+
+U32, U64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
+GRANTS = st.lists(st.builds(Grant, U32, U64), max_size=5)
+INLINE = st.lists(st.binary(max_size=40), max_size=4)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> tuple[int, list[Grant], list[Buffer], bytes, list[bytes]]:
+    """A number, grants, a buffer table that fits them, a pickle, and the inline buffers."""
+    grants, inline = draw(GRANTS), draw(INLINE)
+    table = [Buffer(draw(st.sampled_from([Kind.INLINE_TENSOR, Kind.INLINE_BYTES])), 0, 0, len(data)) for data in inline]
+    for grant in range(len(grants)):
+        kind = draw(st.sampled_from([Kind.SLOT_TENSOR, Kind.SLOT_BYTES]))
+        table.insert(draw(st.integers(0, len(table))), Buffer(kind, grant, draw(U64), draw(U64)))
+    return draw(U64), grants, table, draw(st.binary(max_size=60)), inline
+
+
+Message = tuple[int, list[Grant], list[Buffer], bytes, list[bytes]]
+
+
+def packed(message: Message, flags: int = 0) -> bytes:
+    number, grants, table, pickled, inline = message
+    header = codec.pack(flags, number, len(pickled), grants, len(table), len(inline))
+    return header if flags else b"".join([header, codec.pack_table(table), pickled, *inline])
+
+
+def read(record: bytes) -> tuple[Record, list[Grant], list[Buffer], list[bytes]]:
+    """Everything a reader looks at."""
+    found = Record(memoryview(record))
+    plain = found.plain_pickle()
+    if plain is not None:
+        return found, [], [], [bytes(plain)]
+    grants = found.grants()
+    if found.flags & OUT_OF_BAND:
+        return found, grants, [], []
+    buffers = found.buffers(found.table())
+    sizes = [buffer.nbytes for buffer in buffers if buffer.kind < Kind.SLOT_TENSOR]
+    return found, grants, buffers, [bytes(part) for part in found.payload(sizes)]
+
+
+@given(messages())
+def test_round_trip(message: Message) -> None:
+    number, grants, table, pickled, inline = message
+    record, found_grants, found_table, payload = read(packed(message))
+    assert (record.number, record.flags) == (number, 0)
+    assert (found_grants, found_table, payload) == (grants, table, [pickled, *inline])
+
+
+@given(messages())
+def test_out_of_band_round_trip(message: Message) -> None:
+    """The record has the grants alone; the table comes with the other frames."""
+    number, grants, table, pickled, inline = message
+    record, found_grants, _, _ = read(packed(message, OUT_OF_BAND))
+    assert (record.number, record.n_inline, record.pickle_bytes) == (number, len(inline), len(pickled))
+    assert found_grants == grants
+    assert record.buffers(memoryview(codec.pack_table(table))) == table
+
+
+@given(U64, st.lists(st.binary(max_size=50), max_size=4))
+def test_plain_round_trip(number: int, parts: list[bytes]) -> None:
+    record, _, _, payload = read(codec.pack_plain(number, sum(map(len, parts)), parts))
+    assert (record.number, payload) == (number, [b"".join(parts)])
+
+
+@given(messages(), st.data())
+def test_a_record_that_is_cut_short(message: Message, data: st.DataObject) -> None:
+    whole = packed(message)
+    with pytest.raises(CorruptError):
+        read(whole[: data.draw(st.integers(0, len(whole) - 1))])
+
+
+@given(messages(), st.binary(min_size=1, max_size=50))
+def test_a_record_with_more_behind_it(message: Message, more: bytes) -> None:
+    with pytest.raises(CorruptError):
+        read(packed(message) + more)
+
+
+@given(messages(), st.data())
+def test_a_changed_header_is_refused_or_harmless(message: Message, data: st.DataObject) -> None:
+    """Any byte of the header: a CorruptError, or numbers that stay inside the record."""
+    whole = bytearray(packed(message))
+    whole[data.draw(st.integers(0, codec.header_bytes(0, 0) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        _, grants, buffers, payload = read(bytes(whole))
+    except CorruptError:
+        return
+    assert sum(map(len, payload)) <= len(whole)
+    assert all(buffer.grant < len(grants) for buffer in buffers if buffer.kind >= Kind.SLOT_TENSOR)
+
+
+@given(st.binary(max_size=300))
+@example(b"")
+@example(bytes(32))
+@example(b"\xff" * 64)
+def test_garbage(record: bytes) -> None:
+    with contextlib.suppress(CorruptError):
+        found, _, _, payload = read(record)
+        assert sum(map(len, payload)) <= len(record)
+        assert found.flags in (0, OUT_OF_BAND)
+
+
+@pytest.mark.parametrize(
+    "buffer", [Buffer(Kind.UNKNOWN, 0, 0, 0), Buffer(Kind.SLOT_TENSOR, 1, 0, 8), Buffer(Kind.SLOT_BYTES, 1 << 31, 0, 8)]
+)
+def test_a_buffer_that_cannot_be(buffer: Buffer) -> None:
+    header = codec.pack(0, 7, 0, [Grant(3, 5)], 1, 0)
+    with pytest.raises(CorruptError, match="1 grants"):
+        read(header + codec.pack_table([buffer]))
+
+
+@given(messages(), st.integers(-2, 2).filter(bool))
+def test_a_table_of_another_length(message: Message, more: int) -> None:
+    number, grants, table, pickled, inline = message
+    header = codec.pack(OUT_OF_BAND, number, len(pickled), grants, max(0, len(table) + more), len(inline))
+    record = Record(memoryview(header))
+    if len(table) + more >= 0:
+        with pytest.raises(CorruptError, match="a table of"):
+            record.buffers(memoryview(codec.pack_table(table)))
