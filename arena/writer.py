@@ -50,7 +50,8 @@ class WriterEnd(OwnerEnd):
         self._record_bytes_max = max_chunk_bytes
         self._plain_bytes_max = min(JOIN_BYTES, max_chunk_bytes - codec.header_bytes(0, 0))
         self._unsettled: int | None = None  # the ring's position before a message that an exception cut short
-        self._number = 0
+        self._number = 0  # of the last message that was begun
+        self._messages_total = 0
         self._out_of_band_total = 0
         self._in_flight: deque[tuple[int, int]] = deque()  # (ring position, bytes) of out-of-band messages
         self.handle = Handle(
@@ -70,13 +71,17 @@ class WriterEnd(OwnerEnd):
             if not self._was_ready:
                 self._wait_until_ready(deadline)
             self.look_around()
-            if self._unsettled is not None:
-                self.slots.recover(self._unsettled, self.ring.position)
-            self._unsettled = self.ring.position
+            self._settle()
             self._send_or_abort(self._encoder.encode(obj), self._unsettled, deadline)
             self._unsettled = None
         finally:
             self.leave()
+
+    def _settle(self) -> None:
+        """Before slots are claimed: puts right what an exception cut short the last time, and takes note of the position."""
+        if self._unsettled is not None:
+            self.slots.recover(self._unsettled, self.ring.position)
+        self._unsettled = self.ring.position
 
     def _send_or_abort(self, message: pickling.Encoded, position: int, deadline: Deadline) -> None:
         try:
@@ -95,9 +100,11 @@ class WriterEnd(OwnerEnd):
             raise ValueError(f"shape={tuple(shape)}: a loan has at least one element")
         self.enter(deadline)
         try:
+            self._settle()
             self.slots.collect()
             slot = self.slots.claim(nbytes)
             if isinstance(slot, Refusal):
+                self._unsettled = None
                 free, used = self.slots.usage()
                 raise CapacityError(
                     f"no loan of {nbytes} bytes: {slot.value} ({free} slots free, {used} of {self.slots.capacity_bytes} "
@@ -106,13 +113,17 @@ class WriterEnd(OwnerEnd):
             error = self.slots.populate(slot)
             if error:
                 self.slots.abort([slot])
+                self._unsettled = None
                 raise CapacityError(f"no memory for a loan of {nbytes} bytes: {os.strerror(error)}")
+            view = pickling.view_of(self.slots, slot, dtype, shape)  # first: its drop is what ends a loan
             self.slots.loan(slot)
-            return pickling.view_of(self.slots, slot, dtype, shape)
+            self._unsettled = None
+            return view
         finally:
             self.leave()
 
     def _send(self, message: pickling.Encoded, deadline: Deadline) -> None:
+        self._number += 1  # whether or not it gets out: no two payloads share a number, or a reader takes one for the other
         pickle_bytes = sum(map(len, message.pickle_parts))
         if not message.buffers and pickle_bytes <= self._plain_bytes_max:
             record = codec.pack_plain(self._number, message.pickle_parts)
@@ -120,7 +131,7 @@ class WriterEnd(OwnerEnd):
                 self._wait_room(len(record), deadline)
         else:
             self._send_with_buffers(message, pickle_bytes, deadline)
-        self._number += 1
+        self._messages_total += 1
 
     def _send_with_buffers(self, message: pickling.Encoded, pickle_bytes: int, deadline: Deadline) -> None:
         self.slots.publish(message.slots, self.ring.members)
@@ -158,13 +169,16 @@ class WriterEnd(OwnerEnd):
         frames += [bytes(ffi.buffer(buffer.address, buffer.nbytes)) for buffer in message.inline]
         for row in self.members.rows():
             address = outofband.identity(self.ranks[row], self.members.entry(row))
-            self._out_of_band.send(self._number, frames, address, partial(self._is_gone, row))
+            self._out_of_band.send(self._number, frames, address, partial(self._is_gone, row, deadline))
         self._publish([header], [], deadline)
         self._in_flight.append((self.ring.position, nbytes))
         self._out_of_band_total += 1
 
-    def _is_gone(self, row: int) -> bool:
+    def _is_gone(self, row: int, deadline: Deadline) -> bool:
         """Ends a wait for a member to connect."""
+        if deadline.passed():
+            rank, pid = self.ranks[row], self.members.entry(row).pid
+            raise TimeoutError(f"rank {rank} (pid {pid}) has not connected within {deadline.timeout_s} s")
         if self.closed:
             raise Cancelled("shutdown() ended enqueue while it waited for a reader to connect")
         return self.members.is_gone(row)
@@ -216,7 +230,7 @@ class WriterEnd(OwnerEnd):
                 slots_free=slots_free,
                 bytes_capacity=self.slots.capacity_bytes,
                 bytes_in_use=bytes_in_use,
-                messages_total=self._number,
+                messages_total=self._messages_total,
                 diverted_total=counts.diverted,
                 loaned_total=counts.loaned,
                 bytes_copied=counts.bytes_copied,

@@ -158,18 +158,18 @@ static inline void arena_fence_parked_to_consumed_seq_cst(void) {
 /* [member.claim] A reader takes its rank's entry with one compare-and-swap of the whole word (state,
  * pid and start time together, so that no death can leave half an entry).  Acquire: the joiner's own
  * stores into its rows come after the zeroes of [member.reclaim], or the writer wipes out a hold.
- * Stronger than needed: acquire is enough, since a joiner stores nothing before its claim that the
- * writer reads.  Release keeps that right should a joiner ever do, at no cost on x86.  A claim that
- * fails orders nothing.  x86: LOCK CMPXCHG. */
+ * [member.admit] The writer makes JOINED of JOINING in the same way, after the joiner's ring cursor: a joiner
+ * that has given up meanwhile stores LEFT, and a plain store over it would leave a member that never reads.
+ * Release: or the joiner starts from a dead reader's cursor.  Not its park word: a joiner parks while it is
+ * JOINING, and with a 0 stored over its 1 it sleeps through the admission.
+ * A swap that fails orders nothing.  x86: LOCK CMPXCHG. */
 static inline bool arena_member_cas_acq_rel(arena_word *w, uint64_t expected, uint64_t desired) {
     return atomic_compare_exchange_strong_explicit(w, &expected, desired, memory_order_acq_rel,
                                                    memory_order_relaxed);
 }
-/* [member.admit] writer: ring cursor of the joiner, then JOINED; not its park word: a joiner parks
- * while it is JOINING, and with a 0 stored over its 1 it sleeps through the admission.  [member.leave]
- * reader: its last consumed, then LEFT.  [member.reclaim] writer: done and hold rows zeroed, then
- * EMPTY.  Relaxed: a joiner starts from a dead reader's cursor; a left reader's last cursor is
- * missed, and slots that it has read are taken for unread.  x86: free. */
+/* [member.leave] reader: its last consumed, then LEFT.  [member.reclaim] writer: done and hold rows
+ * zeroed, then EMPTY.  Relaxed: a left reader's last cursor is missed, and slots that it has read are
+ * taken for unread; a successor's first words are zeroed.  x86: free. */
 static inline void arena_member_store_release(arena_word *w, uint64_t v) {
     atomic_store_explicit(w, v, memory_order_release);
 }

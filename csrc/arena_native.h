@@ -113,7 +113,7 @@ void arena_ring_writer_sleep(arena_ring_writer *w, uint64_t slice_us);
 void arena_ring_writer_unpark(arena_ring_writer *w);
 int arena_ring_wait_room(arena_ring_writer *w, uint64_t nbytes, uint64_t slice_us);
 int arena_ring_wait_members(arena_ring_writer *w, const uint64_t *words, uint32_t n_words, uint64_t slice_us);
-void arena_ring_admit(arena_ring_writer *w, uint32_t rank, uint64_t joined_word);
+int arena_ring_admit(arena_ring_writer *w, uint32_t rank, uint64_t joining_word, uint64_t joined_word);
 void arena_ring_writer_shutdown(arena_ring_writer *w);
 void arena_ring_writer_close(arena_ring_writer *w);
 uint64_t arena_ring_published(arena_mapping *m);

@@ -159,16 +159,17 @@ int arena_ring_wait_members(arena_ring_writer *w, const uint64_t *words, uint32_
     return rc;
 }
 
-/* Only between two messages: the joiner starts with the next one. */
-void arena_ring_admit(arena_ring_writer *w, uint32_t rank, uint64_t joined_word) {
+/* Only between two messages: the joiner starts with the next one.  0 if it has left meanwhile. */
+int arena_ring_admit(arena_ring_writer *w, uint32_t rank, uint64_t joining_word, uint64_t joined_word) {
     struct arena_member *member = member_of(w->m, rank);
     STEP(consumed_store);
     arena_consumed_store_release(&member->consumed, w->position);
-    arena_member_write(w->m, rank, joined_word); /* [member.admit] */
+    if (!arena_member_claim(w->m, rank, joining_word, joined_word)) return 0; /* [member.admit] */
     w->members |= (uint64_t)1 << rank;
     STEP(fence);
     arena_fence_publish_to_parked_seq_cst(); /* [park.published]: the joiner may sleep while JOINING */
     wake_if_parked(&member->park);
+    return 1;
 }
 
 /* Any thread.  The word first, then a wake that asks no questions: a waker that finds 0 would rely

@@ -15,7 +15,7 @@ uint64_t arena_member_read(arena_mapping *m, uint32_t rank) {
 
 int arena_member_claim(arena_mapping *m, uint32_t rank, uint64_t expected, uint64_t desired) {
     STEP(member_cas);
-    return arena_member_cas_acq_rel(&member_of(m, rank)->word, expected, desired); /* [member.claim] */
+    return arena_member_cas_acq_rel(&member_of(m, rank)->word, expected, desired); /* [member.claim] [member.admit] */
 }
 
 void arena_member_write(arena_mapping *m, uint32_t rank, uint64_t word) {

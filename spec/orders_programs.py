@@ -33,6 +33,7 @@ from spec.orders_machine import (
 Body = Generator[Instruction, int, Any]
 
 EMPTY, JOINING, JOINED, LEFT = 0, 1, 2, 3
+UNADMITTED = 0  # what every word starts with; in the programs of admission it stands for JOINING
 ASLEEP, WAKER = 1, 2
 CLOSED, OPEN = 3, 2  # the generation of an evicted object; of the live one before
 NEXT = 4  # the generation of the object that comes after in the same slot
@@ -187,7 +188,7 @@ def _writer_waiting_for_members() -> Body:
 
 
 def _admitter() -> Body:
-    yield store("member", JOINED, "member_store")
+    yield cas("member", UNADMITTED, JOINED, "member_cas")
     yield from _wake_if_parked("fence_publish_to_parked")
     return True
 
@@ -348,7 +349,7 @@ GET_NEXT = _object_program("put and get", "a get of the object that is being put
 def _admitting_writer() -> Body:
     yield store("published", 1, "published_store")
     yield store("consumed", 1, "consumed_store")
-    yield store("member", JOINED, "member_store")
+    yield cas("member", UNADMITTED, JOINED, "member_cas")
 
 
 def _admitted_reader() -> Body:

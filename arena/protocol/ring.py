@@ -135,11 +135,13 @@ class RingWriter:
         """One entry of the member table now, without taking note of it."""
         return MemberWord.unpack(lib.arena_member_read(self._segment.mapping, rank))
 
-    def admit(self, rank: int, entry: MemberWord) -> None:
-        """A joiner becomes a member, between two messages: it starts with the next one."""
+    def admit(self, rank: int, entry: MemberWord) -> bool:
+        """A joiner becomes a member, between two messages: it starts with the next one.  False if it has left meanwhile."""
         word = entry.with_state(State.JOINED).pack()
-        lib.arena_ring_admit(self._ring, rank, word)  # [member.admit]
-        self._words[rank] = word
+        admitted = bool(lib.arena_ring_admit(self._ring, rank, entry.pack(), word))  # [member.admit]
+        if admitted:
+            self._words[rank] = word
+        return admitted
 
     def drop_reader(self, rank: int) -> None:
         """A reader that is dead or has left no longer counts for room, nor gets messages."""

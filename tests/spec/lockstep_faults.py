@@ -85,12 +85,13 @@ def the_entry_stays(code: SlotCode) -> None:
 def admitted_into_the_old_queue(code: SlotCode) -> None:
     admit, consumed = code.ring.admit, code.ring.consumed
 
-    def changed(row: int, entry: Any) -> None:
+    def changed(row: int, entry: Any) -> bool:
         before = consumed(row)
-        admit(row, entry)
+        admitted: bool = admit(row, entry)
         words = code._control
         at = PAGE + MEMBER_BYTES * row + MEMBER_CONSUMED
         words[at : at + 8] = before.to_bytes(8, "little")
+        return admitted
 
     code.ring.admit = changed
 
