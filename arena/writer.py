@@ -71,17 +71,18 @@ class WriterEnd(OwnerEnd):
             if not self._was_ready:
                 self._wait_until_ready(deadline)
             self.look_around()
-            self._settle()
-            self._send_or_abort(self._encoder.encode(obj), self._unsettled, deadline)
+            position = self._settle()
+            self._send_or_abort(self._encoder.encode(obj), position, deadline)
             self._unsettled = None
         finally:
             self.leave()
 
-    def _settle(self) -> None:
+    def _settle(self) -> int:
         """Before slots are claimed: puts right what an exception cut short the last time, and takes note of the position."""
         if self._unsettled is not None:
             self.slots.recover(self._unsettled, self.ring.position)
-        self._unsettled = self.ring.position
+        position = self._unsettled = self.ring.position
+        return position
 
     def _send_or_abort(self, message: pickling.Encoded, position: int, deadline: Deadline) -> None:
         try:
