@@ -350,3 +350,18 @@ def walk(model: Model, code: SlotCode) -> tuple[int, int]:
                 seen.add(after)
                 stack.append((after, code.snapshot()))
     return len(seen), transitions
+
+
+def main() -> None:
+    """The sizes that take seconds: what the mutation runs ask."""
+    from dataclasses import replace
+
+    from spec.models import message_slots
+
+    living = model_state.Config(without=("writer_death",))
+    for config in (replace(living, readers=1, leave=True, skip=True), replace(living, slots=1, tensors=1, leave=True)):
+        walk(message_slots.model(config), SlotCode(config))
+
+
+if __name__ == "__main__":
+    main()
