@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from arena.config import ArenaConfig
 from arena.device.pinning import chunk_bytes_of
 from arena.endpoint import Deadline, Endpoint
-from arena.errors import AttachError, Cancelled
+from arena.errors import AttachError, Cancelled, ReaderDied
 from arena.handle import Handle
 from arena.protocol.members import Members
 from arena.protocol.ring import Outcome, RingReader, RingWriter
@@ -39,6 +39,7 @@ class OwnerEnd(Endpoint):
         self.ranks = tuple(ranks)
         self.slots = SlotWriter(made, chunk_bytes=chunk_bytes_of(config.pin), quarantine_s=config.quarantine_s)
         self.members = Members(self.ring, self.slots, ranks)
+        self.raise_on_death = False
         self._was_ready = False
         self._next_reap = 0.0
 
@@ -70,6 +71,19 @@ class OwnerEnd(Endpoint):
             self.members.excuse_the_left()
             self.members.reap()
             self.members.report_impossible()
+
+    def report_deaths(self) -> None:
+        """Tells the caller of each death once, if it wants to be told.
+
+        Raises:
+            ReaderDied: names the ranks and how they ended.
+        """
+        deaths, self.members.unreported = self.members.unreported, []
+        if deaths and self.raise_on_death:
+            raise ReaderDied(
+                f"readers have died: {'; '.join(deaths)}.  Nothing was sent by this call; the others go on.  Start them "
+                "again on the same handle, or shut down"
+            )
 
     def _wait_until_ready(self, deadline: Deadline) -> None:
         while True:

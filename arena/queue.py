@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -46,6 +46,8 @@ class MessageQueue:
         connect_ip: the address that remote readers connect to; none in this version.
         arena: options of the arena; None for a queue without one.
         spin_us: how long a reader looks again before it parks.  0 unless a core per reader lies idle.
+        on_reader_death: ``"continue"``: the death is logged and counted, the others go on, and a new process may take the
+            rank.  ``"raise"``: the same, and the next enqueue tells its caller with ``ReaderDied``, once per death.
 
     Raises:
         ValueError: an argument is out of range; the text names it, its value and what is allowed.
@@ -63,6 +65,7 @@ class MessageQueue:
         *,
         arena: ArenaConfig | None = ArenaConfig(),  # noqa: B008 - immutable
         spin_us: int = 0,
+        on_reader_death: Literal["continue", "raise"] = "continue",
     ) -> None:
         ranks = _checked_ranks(n_reader, n_local_reader, local_reader_ranks)
         _in_range("max_chunk_bytes", max_chunk_bytes, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
@@ -72,7 +75,11 @@ class MessageQueue:
             raise ValueError(f"connect_ip={connect_ip!r}: this version has no remote readers; leave it None")
         if arena is not None and not isinstance(arena, ArenaConfig):
             raise ValueError(f"arena={arena!r}: must be an ArenaConfig or None")
-        self._adopt(WriterEnd(ranks, max_chunk_bytes, max_chunks, arena, spin_us))
+        if on_reader_death not in ("continue", "raise"):
+            raise ValueError(f"on_reader_death={on_reader_death!r}: must be 'continue' or 'raise'")
+        end = WriterEnd(ranks, max_chunk_bytes, max_chunks, arena, spin_us)
+        end.raise_on_death = on_reader_death == "raise"
+        self._adopt(end)
 
     @classmethod
     def create_from_handle(cls, handle: Handle, rank: int, *, device: Device | None = None) -> MessageQueue:
@@ -160,6 +167,7 @@ class MessageQueue:
         Raises:
             TimeoutError: no room within ``timeout`` seconds; names the readers that are behind.  Nothing was sent.
             Cancelled: shutdown() in another thread.
+            ReaderDied: a reader has died, and the queue was made with ``on_reader_death="raise"``.  Nothing was sent.
             whatever pickling raises.  Nothing was sent, and nothing is held.
         """
         self._writer("enqueue").enqueue(obj, Deadline(timeout))

@@ -71,6 +71,7 @@ class WriterEnd(OwnerEnd):
             if not self._was_ready:
                 self._wait_until_ready(deadline)
             self.look_around()
+            self.report_deaths()
             position = self._settle()
             self._send_or_abort(self._encoder.encode(obj), position, deadline)
             self._unsettled = None
@@ -211,6 +212,7 @@ class WriterEnd(OwnerEnd):
         self.members.excuse_the_left()
         self.members.reap()
         self.members.report_impossible()
+        self.report_deaths()
         if deadline.passed():
             raise TimeoutError(
                 f"no room for a message of {nbytes} bytes within {deadline.timeout_s} s: {self.members.who_is_behind()}"

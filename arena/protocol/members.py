@@ -26,6 +26,7 @@ class Members:
         self._slots = slots
         self.ranks = tuple(ranks)
         self.deaths_total = 0
+        self.unreported: list[str] = []  # deaths that no caller was told of
         self._entries: dict[int, MemberWord] = {}  # of the readers that are watched
         self._peers: dict[int, Peer] = {}
         self._warnings = RateLimit(10.0)
@@ -95,8 +96,10 @@ class Members:
     def _bury(self, row: int) -> None:
         """A dead reader's room, queue and slots are the writer's again; its rank is free for another process."""
         peer = self._peers[row]
-        log.warning("rank %d (pid %d) has died: %s", self.ranks[row], peer.pid, peer.how_it_ended())
+        how = peer.how_it_ended()
+        log.warning("rank %d (pid %d) has died: %s", self.ranks[row], peer.pid, how)
         self.deaths_total += 1
+        self.unreported.append(f"rank {self.ranks[row]} (pid {peer.pid}): {how}")
         self._ring.drop_reader(row)
         self._clear(row)
 
