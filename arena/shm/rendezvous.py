@@ -195,7 +195,6 @@ def memory_check_fails(wanted: Wanted, entry: Entry, error: BaseException) -> No
     """Leaves the failure for the others to read; or, if nobody is going to, nothing at all."""
     try:
         if wanted.leave_failure:
-            entry.truncate()
             write_failure(entry, wanted, error)
         else:
             entry.unlink()
