@@ -47,7 +47,8 @@ class Run:
 
     def __init__(self, cache: ObjectCache, readers: list[CacheReader], sizes: list[int], choose: random.Random) -> None:
         self.cache = cache
-        self.readers = readers
+        self.readers: list[CacheReader | ObjectCache] = [*readers] or [cache]  # the writer reads too
+        self.last_rank = len(readers)
         self.sizes = sizes
         self.choose = choose
         self.known: OrderedDict[str, Known] = OrderedDict()  # in order of use
@@ -162,7 +163,7 @@ class Run:
         if not self.known or len(self.remote) > 3:
             return
         if self.process is None:
-            self.process = CacheProcess(self.cache.export_handle(), len(self.readers))
+            self.process = CacheProcess(self.cache.export_handle(), self.last_rank)
             self.cache.wait_until_ready(WATCHDOG_S)
         known = self.known[self.choose.choice([*self.known])]
         name = str(self.version) + known.handle.key.hex()
@@ -224,7 +225,7 @@ def run_against_oracle(n_operations: int, n_readers: int, sizes: list[int], seed
     weights = {**OFTEN, **SELDOM}
     with ObjectCache(CAPACITY_PAGES * PAGE, n_readers, max_objects=64) as cache:
         readers = [ObjectCache.attach(cache.export_handle(), rank) for rank in range(n_readers - 1)]
-        run = Run(cache, readers or [cache], sizes, choose)  # type: ignore[list-item]
+        run = Run(cache, readers, sizes, choose)
         try:
             for name in choose.choices([*weights], [*weights.values()], k=n_operations):
                 getattr(run, name)()
