@@ -178,8 +178,8 @@ typedef struct arena_grant arena_grant;
 #define ARENA_UNFIT 1 /* instead of a tensor: its shape does not fit its bytes; 0: no memory */
 arena_grant *arena_grant_open(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation);
 arena_grant *arena_grant_lease(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation, uint64_t *extent,
-                               int *outcome);
-arena_grant *arena_grant_get(arena_holds *h, uint32_t slot, uint64_t generation, int *outcome);
+                               int *outcome, arena_grant **made);
+arena_grant *arena_grant_get(arena_holds *h, uint32_t slot, uint64_t generation, int *outcome, arena_grant **made);
 void arena_grant_drop(arena_grant *g);
 uint64_t arena_grant_tensor(arena_grant *g, char *data, uint64_t nbytes, int code, int bits, int ndim,
                             const int64_t *shape, const int64_t *strides);

@@ -214,7 +214,7 @@ class _Writing:
             report.insist(self._send, "")
         report.insist(self._send, "end")
         self._drain()
-        report.deaths = queue.statistics().deaths_total
+        report.deaths = report.insist(queue.statistics).deaths_total
         report.insist(queue.shutdown)
 
     def _send(self, mark: str) -> None:
@@ -245,7 +245,7 @@ class _Writing:
         deadline, pause_s = time.monotonic() + LIMIT_S / 2, 0.001
         while True:
             self.report.insist(self.queue.reap)
-            now = self.queue.statistics()
+            now = self.report.insist(self.queue.statistics)
             if now.slots_free == now.slots_total and now.bytes_in_use == 0:
                 return
             if time.monotonic() > deadline:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from arena.errors import ArenaError, CorruptError
+from arena.errors import CorruptError
 from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
 from arena.message.gates import Gates
 from arena.message.tensors import BYTE, rebuild_tensor
-from arena.protocol.slots import Grant, Lease, drop
+from arena.protocol.slots import Grant, Lease, drop_all
 from arena.shm import layout
 from arena.shm.native import ffi, lib
 from arena.shm.segment import Segment
@@ -60,8 +60,7 @@ class Decoder:
         try:
             return self._unpickle(record, leases, receive)
         finally:
-            for lease in leases:
-                drop(lease.c_grant)
+            drop_all(leases)
 
     def _unpickle(self, record: Record, leases: Sequence[Lease], receive: Receive) -> object:
         if record.flags & OUT_OF_BAND:
@@ -78,19 +77,19 @@ class Decoder:
 
     def _lease(self, grants: Sequence[Grant]) -> list[Lease]:
         """The message's own hold of each slot: of all of them, as each is owed a release, whatever is wrong with another."""
-        leases, failure = [], None
+        leases: list[Lease] = []
+        failure: BaseException | None = None
         for grant in grants:
             try:
                 lease = self._slots.lease(grant)
-            except (ArenaError, MemoryError) as error:
+            except BaseException as error:  # a signal handler's, too
                 failure = error
                 continue
             leases.append(lease)
             if self._private:  # pages that this process wrote to under an earlier generation
                 lib.arena_discard(lease.data, layout.align(lease.nbytes, layout.PAGE))
         if failure is not None:
-            for lease in leases:
-                drop(lease.c_grant)
+            drop_all(leases)
             raise failure
         if self._gates is not None:
             self._gates.admit(leases)

@@ -19,7 +19,7 @@ from arena.message import codec, tensors
 from arena.message.codec import Buffer, Kind, Record
 from arena.message.leases import Decoder
 from arena.message.pickling import Encoded, Encoder, Inline, in_slot
-from arena.protocol.slots import Grant, Lease, SlotWriter, drop
+from arena.protocol.slots import Grant, Lease, SlotWriter, drop_all
 from arena.shm.layout import LINE, align
 from arena.shm.native import ffi, lib, to_tensor
 from arena.shm.segment import Segment
@@ -134,8 +134,7 @@ class ObjectDecoder(Decoder):
             leases += self._lease(loans)
             return self._unpickle(record, leases, _refuse)
         finally:
-            for lease in leases:
-                drop(lease.c_grant)
+            drop_all(leases)
 
     def _record(self, lease: Lease) -> Record:
         record_bytes = int(ffi.cast("uint64_t *", lease.data)[0])

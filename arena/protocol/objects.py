@@ -171,14 +171,16 @@ class ObjectReader:
             CorruptError: there cannot be such an object, or its extent lies outside the data area.
         """
         slot, generation = grant
-        outcome = ffi.new("int *")
-        c_grant = lib.arena_grant_get(self._holds, slot, generation, outcome)  # [object.evict] [object.publish]
-        if not c_grant:
-            raise self._refusal(grant, outcome[0])
-        extent = ffi.new("uint64_t[2]")
-        if lib.arena_slot_extent(self._mapping, slot, extent, extent + 1) != lib.ARENA_OK:
-            drop(c_grant)
-            raise CorruptError(f"slot {slot} (extent {extent[0]}, {extent[1]}) is outside the arena")
+        outcome, extent, made = ffi.new("int *"), ffi.new("uint64_t[2]"), ffi.new("arena_grant **")
+        try:
+            c_grant = lib.arena_grant_get(self._holds, slot, generation, outcome, made)  # [object.evict] [object.publish]
+            if not c_grant:
+                raise self._refusal(grant, outcome[0])
+            if lib.arena_slot_extent(self._mapping, slot, extent, extent + 1) != lib.ARENA_OK:
+                raise CorruptError(f"slot {slot} (extent {extent[0]}, {extent[1]}) is outside the arena")
+        except BaseException:  # a signal handler's, too
+            drop(made[0])
+            raise
         lease = Lease(c_grant, self._mapping.data + extent[0], extent[1])
         if self._private and outcome[0] == lib.ARENA_OK:  # first of its leases: forget what was written here before
             lib.arena_discard(lease.data, align(lease.nbytes, PAGE))

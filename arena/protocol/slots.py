@@ -370,7 +370,20 @@ class SlotWriter:
 
 def drop(c_grant: Any) -> None:
     """One holder of a grant is gone; the last one releases the slot.  Tensors do the same in C when their storage dies."""
-    lib.arena_grant_drop(c_grant)
+    if c_grant:
+        lib.arena_grant_drop(c_grant)
+
+
+def drop_all(leases: Iterable[Lease]) -> None:
+    """Drops each, whatever a signal handler raises in between; that is raised afterwards."""
+    failure = None
+    for lease in leases:
+        try:
+            drop(lease.c_grant)
+        except BaseException as error:
+            failure = error
+    if failure is not None:
+        raise failure
 
 
 def release(c_grant: Any) -> None:
@@ -386,6 +399,7 @@ class SlotReader:
         self.row = row
         self._extent: Any = ffi.new("uint64_t[2]")
         self._outcome: Any = ffi.new("int *")
+        self._made: Any = ffi.new("arena_grant **")
         trace.observe(self, segment)
 
     def lease(self, grant: Grant) -> Lease:
@@ -398,7 +412,13 @@ class SlotReader:
             CorruptError: there is no such slot, or its extent lies outside the data area.
         """
         slot, generation = grant
-        c_grant = lib.arena_grant_lease(self._mapping, self.row, slot, generation, self._extent, self._outcome)
+        made = self._made
+        made[0] = ffi.NULL
+        try:
+            c_grant = lib.arena_grant_lease(self._mapping, self.row, slot, generation, self._extent, self._outcome, made)
+        except BaseException:  # a signal handler's: the call has returned, and its result is nowhere else
+            drop(made[0])
+            raise
         offset, nbytes = self._extent
         if c_grant:
             return Lease(c_grant, self._mapping.data + offset, nbytes)
