@@ -67,7 +67,7 @@ def test_bad_options(options: dict[str, Any], text: str) -> None:
 
 def test_the_wrong_end() -> None:
     with queue_of(1) as (writer, (reader,)):
-        for call in (reader.export_handle, reader.statistics, reader.reap, lambda: reader.enqueue(1)):
+        for call in (reader.export_handle, reader.reap, lambda: reader.enqueue(1)):
             with pytest.raises(ValueError, match="is for the writer; this is reader 0"):
                 call()  # type: ignore[operator]
         with pytest.raises(ValueError, match="is for a reader; this is the writer"):

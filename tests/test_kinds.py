@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,14 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 Ends = tuple[MessageQueue, MessageQueue]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _rare_imports() -> None:
+    """Torch imports a great deal for its rarest kind: before the tests, and then out of the collector's way."""
+    kinds.plain_pickle(kinds.make("nested_jagged"))
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", params=WAYS)

@@ -18,6 +18,7 @@ from traffic import mixed_message, read_all, read_from, read_numbers
 
 from arena import ArenaConfig, MessageQueue
 from arena.errors import Cancelled
+from arena.message.outofband import OutOfBandWriter
 
 COUNT = 2048
 LOOPS = 10_000
@@ -96,6 +97,23 @@ def test_failed_unpickling_out_of_band_stays_in_step(n: int) -> None:
                         reader.dequeue(10)
                 else:
                     assert reader.dequeue(10)[0] == i  # type: ignore[index]
+
+
+def test_an_interrupt_between_two_readers_leaves_them_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One reader was sent a payload whose record never came: the next message is not taken for it."""
+    send = OutOfBandWriter.send
+
+    def send_and_stop(*arguments: Any) -> None:
+        send(*arguments)
+        raise KeyboardInterrupt
+
+    with queue_of(2, arena=None, max_chunk_bytes=1024) as (writer, readers):
+        with monkeypatch.context() as patched:
+            patched.setattr(OutOfBandWriter, "send", send_and_stop)
+            with pytest.raises(KeyboardInterrupt):
+                writer.enqueue(b"a" * 5000)
+        writer.enqueue(b"b" * 5000)
+        assert [reader.dequeue(10) for reader in readers] == [b"b" * 5000] * 2
 
 
 def test_enqueue_after_shutdown_leaves_no_slot() -> None:
