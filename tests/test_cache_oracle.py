@@ -252,4 +252,5 @@ def test_a_thousand_operations(sizes: list[int], seed: int) -> None:
 def test_many_operations(n_readers: int, sizes: list[int], seed: int) -> None:
     """100,000 in all."""
     counted = run_against_oracle(12_500, n_readers, sizes, seed)
-    assert min(counted["killed"], counted["evicted"], counted["misses"], counted["uncached"]) > 0, counted
+    assert min(counted["killed"], counted["evicted"], counted["misses"]) > 0, counted
+    assert counted["uncached"] > 0 or sizes == [1], counted

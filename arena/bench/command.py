@@ -28,14 +28,14 @@ def command(scenarios: tuple[str, ...], quick: bool, as_json: bool, markdown: bo
     """Measure what the package promises, as ratios to peers in the same run.
 
     Without SCENARIO all are measured: enqueue, arrival, medium, threads, loan, view, small, idle, resident, overhead,
-    cold, lease.
+    cold, lease, cache_get, cache_put, cache_repeat.
     """
-    from arena.bench.scenarios import SCENARIOS
+    from arena.bench.registry import ALL_SCENARIOS
 
-    if unknown := set(scenarios) - set(SCENARIOS):
-        raise click.UsageError(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
+    if unknown := set(scenarios) - set(ALL_SCENARIOS):
+        raise click.UsageError(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(ALL_SCENARIOS)}")
     try:
-        figures = _measure(scenarios or tuple(SCENARIOS), quick)
+        figures = _measure(scenarios or tuple(ALL_SCENARIOS), quick)
     except MissingExtra as error:
         raise click.ClickException(str(error)) from None
     _show(figures, quick, as_json, markdown)
@@ -44,7 +44,8 @@ def command(scenarios: tuple[str, ...], quick: bool, as_json: bool, markdown: bo
 def _measure(names: Iterable[str], quick: bool) -> list[Figure]:
     console_module, progress_module = require("rich.console"), require("rich.progress")
     from arena.bench.readers import Pool
-    from arena.bench.scenarios import QUICK, SCENARIOS, Bench, Scale
+    from arena.bench.registry import ALL_SCENARIOS
+    from arena.bench.scenarios import QUICK, Bench, Scale
 
     figures: list[Figure] = []
     pool = Pool()
@@ -56,7 +57,7 @@ def _measure(names: Iterable[str], quick: bool) -> list[Figure]:
             task = bar.add_task("", total=len(tuple(names)))
             for name in names:
                 bar.update(task, description=name, refresh=True)
-                figures += SCENARIOS[name](bench)
+                figures += ALL_SCENARIOS[name](bench)
                 bar.advance(task)
     finally:
         pool.close()
