@@ -392,4 +392,4 @@ def _chain(grant: Any) -> Iterable[Any]:
 
 def _warn(what: str, error: Exception | None) -> None:
     if _warnings.allows(what):
-        log.warning("%s: %s", what, error)
+        log.warning("%s: %s", what, str(error))  # not the exception: its frames hold tensors
