@@ -344,8 +344,10 @@ def test_a_driver_that_refuses_leaves_the_memory_usable() -> None:
         del received
         assert reader.flush_releases() == 0 == busy(writer)  # at the next look: there might have been something to wait for
         statistics = reader.statistics()
-        assert statistics.pinned_bytes == 0 and "injected fault" in str(statistics.reason_unpinned)
-        assert device.violations == [] and device.calls.count("drain_error") == 1
+        assert statistics.pinned_bytes == 0
+        assert "injected fault" in str(statistics.reason_unpinned)
+        assert device.violations == []
+        assert device.calls.count("drain_error") == 1
 
 
 def test_a_device_that_comes_later_is_used_from_then_on() -> None:
@@ -405,7 +407,8 @@ def test_a_view_outlives_shutdown_and_is_unpinned_before_it_is_unmapped(monkeypa
         del tensor
         wait_until(lambda: (device.drain(), device.registered)[1] == {}, "unpinned once the copy is done")
         wait_until(lambda: not mapped(address), "unmapped")
-        assert was_mapped == [True] and device.violations == []
+        assert was_mapped == [True]
+        assert device.violations == []
         assert torch.equal(copied, message())
 
 
@@ -437,7 +440,8 @@ def test_opening_and_closing_again_and_again(round_: int) -> None:
     for _ in range(15):
         with pinned_queue(device=device) as (writer, reader, _):
             receive(writer, reader)
-    assert device.registered == {} and device.violations == []
+    assert device.registered == {}
+    assert device.violations == []
 
 
 EXIT = """

@@ -29,8 +29,12 @@ def _small_chunks(monkeypatch: Patch) -> None:
 
 @pytest.mark.parametrize("schedules", [QUICK, pytest.param(DEEP, marks=[pytest.mark.deep, pytest.mark.timeout(3600)])])
 def test_no_byte_is_corrupted_and_no_slot_is_lost(schedules: int, seed: int) -> None:
-    for number in range(schedules):
-        Schedule(seed + number, forks=number % 10 == 0).run()
+    run(seed, schedules, forks=True)
+
+
+def run(first: int, count: int, *, forks: bool = False) -> None:
+    for number in range(count):
+        Schedule(first + number, forks=forks and number % 10 == 0).run()
 
 
 # ---- each rule, removed ----------------------------------------------------------------------------------------------
@@ -109,9 +113,7 @@ RULES: tuple[tuple[Callable[[Patch], None], int], ...] = (
 
 @pytest.mark.parametrize(("remove", "first"), RULES, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_rule_that_is_removed_is_missed(remove: Callable[[Patch], None], first: int, monkeypatch: Patch) -> None:
-    for number in range(first, first + 3):
-        Schedule(number).run()  # with the rule
+    run(first, 3)  # with the rule
     remove(monkeypatch)
     with pytest.raises(Corrupted):
-        for number in range(first, first + PLANTED_MAX):
-            Schedule(number).run()
+        run(first, PLANTED_MAX)
