@@ -27,7 +27,7 @@ CALM = Config(readers=2, shutdown=False, deaths=False, spurious=False)
         (Config(), 567, 2_260),
         (Config(capacity=2), 788, 3_128),
         (CALM, 4_658, 13_974),
-        pytest.param(Config(readers=2, shutdown=False, spurious=False), 11_000, 40_000, marks=pytest.mark.deep),
+        pytest.param(Config(readers=2, shutdown=False, spurious=False), 8_736, 44_110, marks=pytest.mark.deep),
     ],
     ids=["1 reader", "1 reader, 2 records", "2 readers", "2 readers that die"],
 )

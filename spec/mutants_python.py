@@ -1,0 +1,137 @@
+"""Small faults in Python source: every comparison, connective, guard, constant, operator and statement, one at a time."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A file with one fault in it."""
+
+    path: str
+    line: int
+    what: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}:{self.line} {self.what}"
+
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+}
+
+
+def mutants_of(path: str, source: str, functions: frozenset[str] | None = None) -> Iterator[Mutant]:
+    """Every mutant of a file, or of some of its functions, in order of lines."""
+    tree = ast.parse(source)
+    for index, node in enumerate(ast.walk(tree)):
+        if not isinstance(node, ast.FunctionDef) or (functions is not None and node.name not in functions):
+            continue
+        inside = {id(each) for statement in node.body for each in executed(statement)}
+        for inner_index, inner in enumerate(ast.walk(node)):
+            if id(inner) not in inside:
+                continue
+            for choice, what in enumerate(edits(inner)):
+                copy = deepcopy(tree)
+                function = nth(copy, index)
+                apply(function, nth(function, inner_index), choice)
+                text = ast.unparse(ast.fix_missing_locations(copy))
+                yield Mutant(path, getattr(inner, "lineno", node.lineno), f"{node.name}: {what}", text)
+
+
+def executed(statement: ast.stmt) -> Iterator[ast.AST]:
+    """The nodes of a statement, without its annotations."""
+    annotations = [each.annotation for each in ast.walk(statement) if isinstance(each, ast.AnnAssign)]
+    skipped = {id(each) for annotation in annotations for each in ast.walk(annotation)}
+    return (each for each in ast.walk(statement) if id(each) not in skipped)
+
+
+def nth(tree: ast.AST, index: int) -> ast.AST:
+    return next(node for at, node in enumerate(ast.walk(tree)) if at == index)
+
+
+def edits(node: ast.AST) -> list[str]:
+    """What can be done to a node, in words; `apply` does it."""
+    shown = ast.unparse(node)[:60].split("\n")[0] if isinstance(node, (ast.expr, ast.stmt)) else ""
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
+        return [f"{shown} -> {COMPARISONS[type(node.ops[0])].__name__}"]
+    if isinstance(node, ast.BoolOp):
+        return [f"and <-> or in {shown}"]
+    if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in OPERATORS:
+        return [f"{shown} -> {OPERATORS[type(node.op)].__name__}"]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return [f"without the not: {shown}"]
+    if isinstance(node, (ast.If, ast.IfExp)):
+        return [f"negated: if {ast.unparse(node.test)[:60]}"]
+    if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int)):
+        return [f"{node.value!r} -> {changed(node.value)!r}"]
+    if is_removable(node):
+        return [f"without: {shown}"]
+    return []
+
+
+def changed(value: int) -> int:
+    return not value if isinstance(value, bool) else value + 1
+
+
+def is_removable(node: ast.AST) -> bool:
+    """A statement that only has an effect: a call, or a store into something that outlives the function."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Call)
+    if isinstance(node, ast.Assign):
+        return not any(isinstance(name, ast.Name) for target in node.targets for name in targets(target))
+    return isinstance(node, ast.Delete)
+
+
+def targets(node: ast.expr) -> list[ast.expr]:
+    return list(node.elts) if isinstance(node, ast.Tuple) else [node]
+
+
+def apply(function: ast.AST, node: ast.AST, choice: int) -> None:
+    """Makes the edit in place."""
+    if isinstance(node, ast.Compare):
+        node.ops[0] = COMPARISONS[type(node.ops[0])]()
+    elif isinstance(node, ast.BoolOp):
+        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+    elif isinstance(node, (ast.BinOp, ast.AugAssign)):
+        node.op = OPERATORS[type(node.op)]()
+    elif isinstance(node, ast.UnaryOp):
+        node.op, node.operand = ast.Not(), ast.UnaryOp(ast.Not(), node.operand)
+    elif isinstance(node, (ast.If, ast.IfExp)):
+        node.test = ast.UnaryOp(ast.Not(), node.test)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int)):
+        node.value = changed(node.value)
+    else:
+        replace_statement(function, node)
+
+
+def replace_statement(function: ast.AST, node: ast.AST) -> None:
+    for parent in ast.walk(function):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(parent, name, None)
+            if isinstance(block, list) and node in block:
+                block[block.index(node)] = ast.Pass()
+                return
