@@ -26,10 +26,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import zmq
 
+from arena.device.interface import Device
+from arena.message import copies
+
 if TYPE_CHECKING:
     from arena import ArenaConfig, Handle, MessageQueue
+    from arena.tools.devices import WorkerDevice
 
 OPEN_TIMEOUT_S = 120.0
+
+pins_for: Device | None = None
+"""What the arena's readers in this process pin their memory for; None: what they choose themselves."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,14 @@ class Reader(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back what this end holds."""
+
+    def to_device(self, tensor: torch.Tensor, device: WorkerDevice) -> torch.Tensor:
+        """A copy on the worker's device; the tensor may be dropped at once."""
+        return copies.copy(device.device, tensor, device.where, None, non_blocking=True)
+
+    def flush(self) -> int:
+        """Give back what the device has read; how many dropped tensors it may still read."""
+        return 0
 
 
 class Endpoint(ABC):
@@ -132,11 +147,17 @@ class ArenaReader(Reader):
     def __init__(self, handle: Handle, rank: int) -> None:
         from arena import MessageQueue
 
-        self._queue = MessageQueue.create_from_handle(handle, rank)
+        self._queue = MessageQueue.create_from_handle(handle, rank, device=pins_for)
         self._queue.wait_until_ready(OPEN_TIMEOUT_S)
 
     def receive(self, timeout_s: float) -> Any:
         return self._queue.dequeue(timeout_s)
+
+    def to_device(self, tensor: torch.Tensor, device: WorkerDevice) -> torch.Tensor:
+        return self._queue.to_device(tensor, device.where)
+
+    def flush(self) -> int:
+        return self._queue.flush_releases()
 
     def close(self) -> None:
         self._queue.shutdown()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 import torch
 
+from arena.tools import transports
+from arena.tools.devices import WorkerDevice, wait_until_true
 from arena.tools.processes import die_with_parent
-from arena.tools.transports import Endpoint, now_ns
+from arena.tools.transports import Endpoint, Reader, now_ns
 from arena.tools.workload import NewRequest, Payload, Step, checksum
 
 SILENCE_MAX_S = 600.0
@@ -37,16 +39,23 @@ class Failure:
 class Residents:
     """The requests that are alive in this worker, with their tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: WorkerDevice | None = None) -> None:
         self._payloads: dict[str, Payload] = {}
+        self._device = device
 
-    def admit(self, request: NewRequest) -> list[str]:
-        """Keep the request's tensors and verify them as they came."""
-        self._payloads[request.request_id] = request.payload
-        return self._verify(request.request_id)
+    def admit(self, request: NewRequest, reader: Reader) -> list[str]:
+        """Keep the request's tensors and verify them as they came; where there is a device, keep their copies there."""
+        payload = self._payloads[request.request_id] = request.payload
+        wrong = self._verify(request.request_id)
+        if self._device is not None:
+            copies = {name: reader.to_device(tensor, self._device) for name, tensor in payload.tensors.items()}
+            self._payloads[request.request_id] = replace(payload, tensors=copies)
+        return wrong
 
     def end(self, request_id: str) -> list[str]:
         """Verify the tensors once more, after the steps that they were kept for, and let go of them."""
+        if self._device is not None:
+            self._device.finish()
         wrong = self._verify(request_id)
         del self._payloads[request_id]
         return wrong
@@ -56,32 +65,41 @@ class Residents:
         return [
             f"{request_id}: {name} of {payload.name}"
             for name, tensor in payload.tensors.items()
-            if checksum(tensor) != payload.checksums[name]
+            if checksum(tensor.cpu()) != payload.checksums[name]
         ]
 
 
-def run(rank: int, endpoints: Mapping[str, Endpoint], first: str, acknowledge: Connection) -> None:
+def run(
+    rank: int, endpoints: Mapping[str, Endpoint], first: str, acknowledge: Connection, device: str | None = None
+) -> None:
     """Serve until the last step; what goes wrong is told to the engine."""
     die_with_parent()
     torch.set_num_threads(1)
     try:
-        _serve(rank, endpoints, first, acknowledge)
+        _serve(rank, endpoints, first, acknowledge, None if device is None else WorkerDevice(device, rank))
     except Exception:
         acknowledge.send(Failure(rank, traceback.format_exc()))
 
 
-def _serve(rank: int, endpoints: Mapping[str, Endpoint], first: str, acknowledge: Connection) -> None:
+def _serve(
+    rank: int, endpoints: Mapping[str, Endpoint], first: str, acknowledge: Connection, device: WorkerDevice | None
+) -> None:
+    transports.pins_for = device.device if device else None
     readers = {name: endpoint.open() for name, endpoint in endpoints.items()}
-    residents = Residents()
+    residents = Residents(device)
     name, last = first, False
     while not last:
         step: Step = readers[name].receive(SILENCE_MAX_S)
         received_ns = now_ns()
-        wrong = [fault for request in step.new_requests for fault in residents.admit(request)]
+        wrong = [fault for request in step.new_requests for fault in residents.admit(request, readers[name])]
         wrong += [fault for request_id in step.finished_ids for fault in residents.end(request_id)]
         answer = Acknowledgement(rank, step.number, received_ns, tuple(wrong))
         name, last = step.then_listen_to or name, step.last
         del step
+        if device is not None and last:
+            wait_until_true(lambda: not any(reader.flush() for reader in readers.values()))  # the engine counts its slots
         acknowledge.send(answer)
     for reader in readers.values():
         reader.close()
+    if device is not None:
+        device.close()
