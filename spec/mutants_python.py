@@ -63,9 +63,10 @@ def mutants_of(path: str, source: str, functions: frozenset[str] | None = None) 
 
 
 def executed(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a statement, without its annotations."""
-    annotations = [each.annotation for each in ast.walk(statement) if isinstance(each, ast.AnnAssign)]
-    skipped = {id(each) for annotation in annotations for each in ast.walk(annotation)}
+    """The nodes of a statement, without annotations and without zip's check that nothing is missing."""
+    passive = [each.annotation for each in ast.walk(statement) if isinstance(each, ast.AnnAssign)]
+    passive += [each.value for each in ast.walk(statement) if isinstance(each, ast.keyword) and each.arg == "strict"]
+    skipped = {id(each) for one in passive for each in ast.walk(one)}
     return (each for each in ast.walk(statement) if id(each) not in skipped)
 
 

@@ -21,8 +21,8 @@ TIMEOUT_S = 240.0
 MODELS = """
 from spec.checker import check
 from spec.models.message_slots import Config, model
-wanted = {(2, 1): (521, 1416), (1, 2): (580, 1681)}
-results = {size: check(model(Config(*size, tensors=3 - size[1]))) for size in wanted}
+wanted = {(2, 1, 2, 2): (521, 1416), (1, 2, 1, 2): (580, 1681), (2, 1, 1, 1): (482, 1291)}
+results = {size: check(model(Config(*size))) for size in wanted}
 assert all(result.ok for result in results.values()), "properties"
 assert {size: (result.states, result.transitions) for size, result in results.items()} == wanted, "counts"
 """
@@ -51,12 +51,13 @@ class Detector:
     needs_build: bool = True  # of the C code
 
 
+SLOTS = ("spec/models", "arena/protocol/slots", "arena/protocol/extents", "csrc")
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--seed", "1", "-m", "not deep and not gpu")
 STRESS = "tests/test_native_stress.py"
 DETECTORS = (
     Detector("model", ("-c", MODELS), ("spec/models",)),
     Detector("orders", ("-c", ORDERS), ("csrc/arena_atomics.h",), needs_build=False),
-    Detector("lockstep", ("tests/spec/lockstep_slots.py",), ("arena/protocol/slots", "arena/protocol/extents", "csrc")),
+    Detector("lockstep", ("tests/spec/lockstep_slots.py",), SLOTS),
     Detector("ring", ("tests/spec/lockstep_ring.py",), ("arena/protocol/ring", "csrc")),
     Detector("leases", (*PYTEST, "tests/test_leases.py"), ("arena/message/leases", "csrc/arena_slots", "csrc/arena_lease")),
     Detector("queue", (*PYTEST, "tests/test_queue.py"), ("arena", "csrc"), is_deep=True),

@@ -37,8 +37,8 @@ PART_OF = {
 ELSEWHERE = {"loan", "loan_at", "open_own_grant", "adopt", "held_by"}
 # Changes nothing.
 LOOKS = {
-    "closed", "consumed", "entries", "entry", "grant", "impossible_rows", "lag", "members", "members_changed", "owes", "pointer",
-    "position", "quarantined", "record", "record_footprint", "usage", "writer_closed",
+    "closed", "consumed", "entries", "entry", "grant", "impossible_rows", "lag", "members", "members_changed", "owes",
+    "pointer", "position", "quarantined", "record", "record_footprint", "usage", "writer_closed",
 }  # fmt: skip
 
 

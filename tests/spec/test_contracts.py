@@ -1,0 +1,172 @@
+"""The arithmetic under the protocol, for all values: z3 on bit vectors, CrossHair on the pure modules, Hypothesis on the C.
+
+A contract here is a function with an `assert` for its last word; `crosshair check` looks for arguments that break it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import z3
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lockstep_ring_arithmetic import place_of_record
+
+from arena.errors import CorruptError
+from arena.message import codec
+from arena.message.codec import Buffer, Kind
+from arena.protocol.ring import record_footprint
+from arena.protocol.slots import Grant
+from arena.shm.layout import PID_BITS, START_BITS, MemberWord, State
+from arena.shm.native import lib
+from spec.refine import PAD
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+states = st.sampled_from(State)
+words = st.integers(0, 2**64 - 1)
+
+
+# ---- member words ---------------------------------------------------------------------------------------------------
+
+
+def test_member_words_pack_and_unpack_for_all_values() -> None:
+    """The same shifts on bit vectors: the three fields do not touch, and nothing is lost."""
+    state, pid, start = (z3.BitVec(name, 64) for name in ("state", "pid", "start"))
+    in_range = [z3.ULT(state, 4), z3.ULT(pid, 1 << PID_BITS), z3.ULT(start, 1 << START_BITS)]
+    word = state | pid << 2 | start << (2 + PID_BITS)
+    unpacked = (word & 3, z3.LShR(word, 2) & ((1 << PID_BITS) - 1), z3.LShR(word, 2 + PID_BITS))
+    lost = z3.Or(*[found != given for found, given in zip(unpacked, (state, pid, start))])
+    solver = z3.Solver()
+    solver.add(*in_range, lost)
+    assert solver.check() == z3.unsat
+    assert 2 + PID_BITS + START_BITS == 64
+
+
+@given(states, st.integers(0, 2**PID_BITS - 1), st.integers(0, 2**START_BITS - 1))
+def test_the_code_packs_with_these_shifts(state: State, pid: int, start: int) -> None:
+    word = MemberWord(state, pid, start)
+    assert word.pack() == state | pid << 2 | start << (2 + PID_BITS)
+    assert MemberWord.unpack(word.pack()) == word
+
+
+@given(words)
+def test_every_word_is_somebody(word: int) -> None:
+    assert MemberWord.unpack(word).pack() == word
+
+
+# ---- the ring's arithmetic -----------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**62))
+def test_a_footprint_is_the_same_in_c(nbytes: int) -> None:
+    assert record_footprint(nbytes) == lib.arena_record_footprint(nbytes)
+
+
+def test_a_footprint_holds_its_record_for_all_lengths() -> None:
+    nbytes = z3.BitVec("nbytes", 64)
+    footprint = (nbytes + 15) & ~z3.BitVecVal(7, 64)
+    solver = z3.Solver()
+    solver.add(z3.ULT(nbytes, 1 << 63))
+    solver.add(z3.Or(z3.ULT(footprint, nbytes + 8), z3.UGT(footprint, nbytes + 15), footprint & 7 != 0))
+    assert solver.check() == z3.unsat
+
+
+def test_room_is_right_across_the_wrap_of_positions() -> None:
+    """`position - consumed` on 64 bits is the true distance, however often the counters have wrapped."""
+    consumed, distance, capacity = (z3.BitVec(name, 64) for name in ("consumed", "distance", "capacity"))
+    position = consumed + distance
+    solver = z3.Solver()
+    solver.add(z3.ULE(distance, capacity), z3.ULT(capacity, 1 << 40))
+    solver.add(z3.Or(position - consumed != distance, z3.UGT(position - consumed, capacity)))
+    assert solver.check() == z3.unsat
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2040), st.integers(0, 3)), max_size=60))
+def test_the_twin_of_reserve_is_the_c_code(records: list[tuple[int, int]]) -> None:
+    """The same decisions and places, record by record, with a reader that falls behind and catches up."""
+    from lockstep_ring_arithmetic import run_in_c, run_in_python
+
+    assert run_in_python(records) == run_in_c(records)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(1, 2**20).map(lambda pages: pages * 4096), st.integers(0, 2**40))
+def test_a_record_never_crosses_the_end(position: int, capacity: int, nbytes: int) -> None:
+    position -= position % 8
+    footprint = record_footprint(nbytes)
+    if footprint <= capacity:
+        padding, offset = place_of_record(position, capacity, nbytes)
+        assert offset + footprint <= capacity
+        assert padding in (0, capacity - position % capacity)
+        assert nbytes < PAD
+
+
+# ---- CrossHair ------------------------------------------------------------------------------------------------------
+
+
+def crosshair(seconds: float, contracts: Path = HERE / "contracts.py") -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable, "-m", "crosshair", "check", "--analysis_kind=asserts", f"--per_condition_timeout={seconds}",
+        str(contracts),
+    ]  # fmt: skip
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
+
+
+@pytest.mark.parametrize("seconds", [1, pytest.param(60, marks=[pytest.mark.deep, pytest.mark.timeout(1600)])])
+def test_crosshair_finds_no_counterexample(seconds: float) -> None:
+    done = crosshair(seconds)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_crosshair_would_find_one(tmp_path: Path) -> None:
+    """The harness itself: a contract that is wrong for one value in four thousand."""
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        "def short(nbytes: int) -> None:\n    assert 0 <= nbytes\n    assert -(-nbytes // 4096) * 4096 > nbytes\n"
+    )
+    done = crosshair(20, wrong)
+    assert done.returncode == 1
+    assert "AssertionError" in done.stdout
+
+
+@settings(backend="crosshair", max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 10**6), st.integers(1, 10**6))
+def test_align_with_a_solver_behind_hypothesis(value: int, to: int) -> None:
+    from arena.shm.layout import align
+
+    assert value <= align(value, to) < value + to
+    assert align(value, to) % to == 0
+
+
+# ---- records --------------------------------------------------------------------------------------------------------
+
+grants = st.lists(st.builds(Grant, st.integers(0, 2**32 - 1), words), max_size=5)
+buffers = st.lists(
+    st.builds(Buffer, st.sampled_from([Kind.INLINE_TENSOR, Kind.INLINE_BYTES]), st.just(0), st.just(0), st.integers(0, 99)),
+    max_size=4,
+)
+
+
+@given(st.integers(0, 2**64 - 1), st.binary(max_size=80), grants, buffers)
+def test_a_record_says_what_was_packed(number: int, pickled: bytes, granted: list[Grant], table: list[Buffer]) -> None:
+    head, packed = codec.pack(0, number, [pickled], granted, table, len(table))
+    record = codec.Record(memoryview(head + packed + pickled))
+    assert record.number == number
+    assert record.grants() == granted
+    assert record.buffers(record.table()) == table
+
+
+@given(st.binary(max_size=40), grants, st.integers(0, 10**6), st.integers(1, 255))
+def test_a_damaged_head_grants_nothing(pickled: bytes, granted: list[Grant], at: int, change: int) -> None:
+    """A wrong byte in header or grants is found before any slot is released for it."""
+    head, packed = codec.pack(0, 7, [pickled], granted, [], 0)
+    damaged = bytearray(head + packed + pickled)
+    damaged[at % len(head)] ^= change
+    with pytest.raises(CorruptError):
+        codec.Record(memoryview(damaged)).grants()
