@@ -197,8 +197,8 @@ class ObjectCache:
         digest = key_digest(key)
         with self._end.visit():
             self._look_around()
-            if not replace and (known := self.get_handle(key)) is not None:
-                return known
+            if not replace and not self.touch([key]) and (entry := self._entries.get(key)) is not None:
+                return entry.handle
             packed = PackedObject(ObjectEncoder(self._slots).encode(value))
             handle = self._store(key, digest, packed, replace)
         if isinstance(handle, CacheHandle):

@@ -36,19 +36,7 @@ class MirroredSender:
         What is known is held until the request is packed: nothing of a request makes room for another part of it.  If a
         value cannot be made or pickled, nothing new of the request stays in the cache.
         """
-        items = list(items)
-        held = [(key, self._cache.hold(key)) for key, _ in items]
-        try:
-            with self._cache.transaction():
-                parcels = []
-                for key, value in items:
-                    parcels.append(self._parcel(key, value))
-                    held.append((key, self._cache.hold(key)))
-                return parcels
-        finally:
-            for key, handle in held:
-                if handle is not None:
-                    self._cache.release(key, handle)
+        return self._pack(list(items), set())
 
     def resend(self, missing: Iterable[bytes], items: Iterable[tuple[Key, object]]) -> list[Parcel]:
         """The request again, after a receiver's ``CacheMiss``: what it missed travels whole.
@@ -57,11 +45,24 @@ class MirroredSender:
             missing: the ``keys`` of the ``CacheMiss``.
             items: the whole request.
         """
-        missing = set(missing)
-        return [
-            Parcel(key_digest(key), None, _value(value)) if key_digest(key) in missing else self._parcel(key, value)
-            for key, value in items
-        ]
+        return self._pack(list(items), set(missing))
+
+    def _pack(self, items: Sequence[tuple[Key, object]], whole: set[bytes]) -> list[Parcel]:
+        held = [(key, self._cache.hold(key)) for key, _ in items]
+        try:
+            with self._cache.transaction():
+                parcels = []
+                for key, value in items:
+                    if key_digest(key) in whole:
+                        parcels.append(Parcel(key_digest(key), None, _value(value)))
+                        continue
+                    parcels.append(self._parcel(key, value))
+                    held.append((key, self._cache.hold(key)))
+                return parcels
+        finally:
+            for key, handle in held:
+                if handle is not None:
+                    self._cache.release(key, handle)
 
     def _parcel(self, key: Key, value: object) -> Parcel:
         handle = self._cache.get_handle(key)

@@ -166,7 +166,8 @@ class Run:
             self.process = CacheProcess(self.cache.export_handle(), self.last_rank)
             self.cache.wait_until_ready(WATCHDOG_S)
         known = self.known[self.choose.choice([*self.known])]
-        name = str(self.version) + known.handle.key.hex()
+        self.counted["leased elsewhere"] += 1
+        name = str(self.counted["leased elsewhere"])
         self.process.run(keep, name, known.handle)
         self.remote.append(Leased(known, name))
 

@@ -42,9 +42,23 @@ def _parse_sizes(_context: click.Context, _parameter: click.Parameter, text: str
 )  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Which photographs, and the small fields.")
 @click.option("--transport", "transports", type=click.Choice(NAMES), multiple=True, help="Only this one (may be repeated).")
+@click.option(
+    "--repeat-images", is_flag=True, help="Half of the images repeat: the arena with an object cache, and without one."
+)
+@click.option(
+    "--device", type=click.Choice(["sim", "cuda"]),
+    help="Workers copy the images to a device and keep and verify them there: a GPU, or a DMA engine in software.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of a table.")
 def command(
-    workers: int, seconds: float, sizes: list[FrameSize], seed: int, transports: tuple[str, ...], as_json: bool
+    workers: int,
+    seconds: float,
+    sizes: list[FrameSize],
+    seed: int,
+    transports: tuple[str, ...],
+    repeat_images: bool,
+    device: str | None,
+    as_json: bool,
 ) -> None:
     """Broadcast real images from an engine process to worker processes.
 
@@ -56,14 +70,17 @@ def command(
     """
     names = [name for name in NAMES if not transports or name in transports]
     try:
-        ok = _run(workers, seconds, sizes, seed, names, as_json)
+        ok = _run(workers, seconds, sizes, seed, names, as_json, repeat_images, device)
     except MissingExtra as error:
         raise click.ClickException(str(error)) from None
     if not ok:
         sys.exit(EXIT_WRONG)
 
 
-def _run(workers: int, seconds: float, sizes: list[FrameSize], seed: int, names: list[str], as_json: bool) -> bool:
+def _run(
+    workers: int, seconds: float, sizes: list[FrameSize], seed: int, names: list[str], as_json: bool, repeat: bool,
+    device: str | None,
+) -> bool:  # fmt: skip
     """Run, show; whether all was right."""
     console_module, progress_module = require("rich.console"), require("rich.progress")
     require("skimage")
@@ -74,8 +91,9 @@ def _run(workers: int, seconds: float, sizes: list[FrameSize], seed: int, names:
         with progress_module.Progress(console=console, transient=True, refresh_per_second=4) as bar:
             task = bar.add_task("", total=1.0)
             result = engine.run(
-                workers, seconds, sizes, seed, names,
+                workers, seconds, sizes, seed, ["arena", engine.CACHED] if repeat else names,
                 lambda doing, done: bar.update(task, description=doing, completed=done),
+                repeat=repeat, device=device,
             )  # fmt: skip
     except engine.WorkerFailed as error:
         click.echo(f"demo: {error}", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import random
 import time
@@ -12,11 +13,13 @@ from multiprocessing.process import BaseProcess
 
 from arena.statistics import Statistics
 from arena.tools import worker
+from arena.tools.cached import CachedWriter
 from arena.tools.images import FrameSize
 from arena.tools.report import Result, Sample, summarise
 from arena.tools.transports import TRANSPORTS, ArenaWriter, Writer, now_ns
-from arena.tools.workload import Payload, Step, payloads, wave
+from arena.tools.workload import Payload, Step, payloads, renewed, wave
 
+CACHED = "arena + cache"
 STEP_TIMEOUT_S = 120.0
 READY_TIMEOUT_S = 120.0
 EXIT_TIMEOUT_S = 10.0
@@ -29,14 +32,15 @@ class WorkerFailed(RuntimeError):
 class Crew:
     """The worker processes and the writers that reach them."""
 
-    def __init__(self, n_workers: int, names: Sequence[str]) -> None:
+    def __init__(self, n_workers: int, names: Sequence[str], device: str | None = None) -> None:
         self.n_workers = n_workers
+        self._device = device
         self.writers: dict[str, Writer] = {}
         self._acknowledgements: list[Connection] = []
         self._processes: list[BaseProcess] = []
         try:
             for name in names:
-                self.writers[name] = TRANSPORTS[name](n_workers)
+                self.writers[name] = {**TRANSPORTS, CACHED: CachedWriter}[name](n_workers)
             self._start(names[0])
         except BaseException:
             self.close(timeout_s=0)
@@ -48,7 +52,7 @@ class Crew:
             receiving, sending = context.Pipe(duplex=False)
             endpoints = {name: writer.endpoint(rank) for name, writer in self.writers.items()}
             process = context.Process(
-                target=worker.run, args=(rank, endpoints, first, sending), name=f"worker-{rank}", daemon=True
+                target=worker.run, args=(rank, endpoints, first, sending, self._device), name=f"worker-{rank}", daemon=True
             )
             process.start()
             sending.close()
@@ -134,9 +138,9 @@ class Crew:
 
 
 @contextlib.contextmanager
-def crew(n_workers: int, names: Sequence[str]) -> Iterator[Crew]:
+def crew(n_workers: int, names: Sequence[str], device: str | None = None) -> Iterator[Crew]:
     """A `Crew` that is gone afterwards; at once if something went wrong."""
-    running = Crew(n_workers, names)
+    running = Crew(n_workers, names, device)
     try:
         yield running
     except BaseException:
@@ -150,30 +154,49 @@ Progress = Callable[[str, float], object]
 
 
 def run(
-    n_workers: int, seconds: float, sizes: Sequence[FrameSize], seed: int, names: Sequence[str], progress: Progress
+    n_workers: int,
+    seconds: float,
+    sizes: Sequence[FrameSize],
+    seed: int,
+    names: Sequence[str],
+    progress: Progress,
+    *,
+    repeat: bool = False,
+    device: str | None = None,
 ) -> Result:
-    """The main job: the same waves of requests over every transport, in turns, for each size."""
+    """The main job: the same waves of requests over every transport, in turns, for each size.
+
+    With `repeat`, half of the images of each wave have been sent before, and half are new.
+    """
     result = Result(n_workers, seed)
     rng = random.Random(seed)
     progress("starting the workers", 0.0)
-    with crew(n_workers, names) as running:
+    with crew(n_workers, names, device) as running:
         turns = _Turns(running, names, rng, result)
         for index, size in enumerate(sizes):
             progress(f"{size}: preparing images", index / len(sizes))
             images = payloads(size, seed + index)
+            if repeat:
+                for name in names:
+                    turns.wave(name, images)
             deadline = time.monotonic() + seconds / len(sizes)
+            looked = _lookups(running)
             before = {name: writer.counters() for name, writer in running.writers.items()}
             samples: dict[str, list[Sample]] = {name: [] for name in names}
-            while True:
+            for number in itertools.count():
+                shown = renewed(images, number) if repeat else images
                 for name in names:
                     left = max(0.0, deadline - time.monotonic()) * len(sizes) / seconds
                     progress(f"{size}: {name}", (index + 1 - left) / len(sizes))
-                    samples[name] += turns.wave(name, images)
+                    samples[name] += turns.wave(name, shown)
                 if time.monotonic() > deadline:
                     break
             for name in names:
                 counters = running.writers[name].counters().since(before[name])
                 result.rows.append(summarise(str(size), name, samples[name], counters))
+            lookups, hits = _lookups(running)
+            result.lookups += lookups - looked[0]
+            result.hits += hits - looked[1]
         turns.finish()
         result.slots_leaked = _slots_leaked(running)
     return result
@@ -206,6 +229,11 @@ class _Turns:
         step = next(wave([], self._number, self._rng))
         step.last = True
         self._crew.step(self._names[0], step)
+
+
+def _lookups(running: Crew) -> tuple[int, int]:
+    writer = running.writers.get(CACHED)
+    return writer.lookups() if isinstance(writer, CachedWriter) else (0, 0)
 
 
 def _slots_leaked(running: Crew) -> int | None:

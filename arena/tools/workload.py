@@ -120,6 +120,19 @@ def payloads(size: FrameSize, seed: int) -> list[Payload]:
     return made
 
 
+def renewed(images: Sequence[Payload], number: int) -> list[Payload]:
+    """The same images, every second one changed so that it is a new one; `number` tells which."""
+    changed = []
+    for index, image in enumerate(images):
+        if index % 2:
+            tensors = {key: tensor.clone() for key, tensor in image.tensors.items()}
+            first = tensors["pixel_values"].reshape(-1).view(torch.uint8)
+            first[:8] = torch.from_numpy(np.array([number], np.int64).view(np.uint8))
+            image = Payload.of(f"{image.name}, new", tensors)
+        changed.append(image)
+    return changed
+
+
 def wave(images: Sequence[Payload], first_step: int, rng: random.Random) -> Iterator[Step]:
     """Steps that bring one request a step, keep each for `REQUEST_STEPS` steps, and end with none alive."""
     for index in range(len(images) + REQUEST_STEPS):
