@@ -57,6 +57,7 @@ STRESS = "tests/test_native_stress.py"
 DETECTORS = (
     Detector("model", ("-c", MODELS), ("spec/models",)),
     Detector("orders", ("-c", ORDERS), ("csrc/arena_atomics.h",), needs_build=False),
+    Detector("accesses", (*PYTEST, "tests/spec/test_accesses.py"), ("csrc",), needs_build=False),
     Detector("lockstep", ("tests/spec/lockstep_slots.py",), SLOTS),
     Detector("ring", ("tests/spec/lockstep_ring.py",), ("arena/protocol/ring", "csrc")),
     Detector("leases", (*PYTEST, "tests/test_leases.py"), ("arena/message/leases", "csrc/arena_slots", "csrc/arena_lease")),
