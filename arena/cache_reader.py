@@ -13,6 +13,7 @@ from arena.endpoint import Deadline, Endpoint
 from arena.ends import RANK_POLL_S, MemberEnd
 from arena.errors import CacheMiss, InvalidHandle, StaleSlotError
 from arena.handle import Handle
+from arena.message.gates import Gates
 from arena.message.objects import ObjectDecoder
 from arena.protocol.objects import ObjectReader
 
@@ -23,13 +24,13 @@ class CacheReader:
     Thread safety: any method may be called from any thread.  Process safety: inert after a fork; a child attaches anew.
     """
 
-    def __init__(self, end: Endpoint, row: int, access: ReaderAccess) -> None:
+    def __init__(self, end: Endpoint, row: int, access: ReaderAccess, gates: Gates | None = None) -> None:
         self._end = end
         self._is_alone = False
         self._secret = end.segment.secret()
         self.segment_id = end.segment.handle.segment_id
         slots = ObjectReader(end.segment, row, private=access == "private")
-        self._decoder = ObjectDecoder(end.segment, slots, private=False, readonly=access == "readonly")
+        self._decoder = ObjectDecoder(end.segment, slots, private=False, readonly=access == "readonly", gates=gates)
 
     @classmethod
     def attach(cls, handle: Handle, rank: int, timeout: float | None = 30.0) -> CacheReader:

@@ -239,7 +239,7 @@ class MessageQueue:
             claim_rank(end, deadline)
         finally:
             end.leave()
-        return CacheReader(end, end.row, end.handle.reader_access)
+        return CacheReader(end, end.row, end.handle.reader_access, end.gates)
 
     def dequeue(self, timeout: float | None = None, indefinite: bool = False) -> object:
         """The next message.  Its large tensors are views of the arena: each holds its slot until its storage is dropped.

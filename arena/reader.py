@@ -32,27 +32,27 @@ class ReaderEnd(MemberEnd):
         if not handle.endpoint:
             raise InvalidHandle("this is a cache's handle: ObjectCache.attach(handle, rank)")
         self._out_of_band: OutOfBandReader | None = None
-        self._gates: Gates | None = None
+        self.gates: Gates | None = None
         super().__init__(handle, rank)
         try:
             self._out_of_band = OutOfBandReader(handle.endpoint, identity(rank, self.entry))
             self._open_gates(handle, device)
             self.claim_entry()
         except BaseException:
-            self.close_parts()
+            self.release()
             raise
         self._spin_us = handle.spin_us
         access = handle.reader_access
         slots = SlotReader(self.segment, self.row)
         self._decoder = Decoder(
-            self.segment, slots, private=access == "private", readonly=access == "readonly", gates=self._gates
+            self.segment, slots, private=access == "private", readonly=access == "readonly", gates=self.gates
         )
 
     def _open_gates(self, handle: Handle, device: Device | None) -> None:
         access = handle.reader_access
         chosen, self._unpinned = choose(handle.pin, access, self.segment.layout.data_bytes, device)
         if chosen is not None:
-            self._gates = Gates(self.segment, self.row, chosen, pin=handle.pin, readonly=access == "readonly")
+            self.gates = Gates(self.segment, self.row, chosen, pin=handle.pin, readonly=access == "readonly")
         self._device = chosen or device
 
     # ---- messages ---------------------------------------------------------------------------------------------
@@ -60,8 +60,8 @@ class ReaderEnd(MemberEnd):
     def dequeue(self, deadline: Deadline, *, indefinite: bool) -> object:
         self.enter(deadline)
         try:
-            if self._gates is not None:
-                self._gates.poll()
+            if self.gates is not None:
+                self.gates.poll()
             if not self.ring.admitted:
                 self._wait_admission(deadline)
             self._wait_record(deadline, indefinite=indefinite)
@@ -85,8 +85,8 @@ class ReaderEnd(MemberEnd):
             outcome = self.ring.wait(self._spin_us, self._slice_us(deadline))
             if outcome is Outcome.OK:
                 return
-            if self._gates is not None:
-                self._gates.poll()
+            if self.gates is not None:
+                self.gates.poll()
             if outcome is Outcome.CLOSED or self.closed:
                 raise Cancelled("shutdown() ended dequeue")
             ended = self._why_nothing_will_come()
@@ -108,7 +108,7 @@ class ReaderEnd(MemberEnd):
     def _slice_us(self, deadline: Deadline) -> int:
         """How long to sleep at most: slots go back while this reader waits, too."""
         slice_us = deadline.slice_us()
-        return min(slice_us, GATE_SLICE_US) if self._gates is not None and self._gates.open_total else slice_us
+        return min(slice_us, GATE_SLICE_US) if self.gates is not None and self.gates.open_total else slice_us
 
     def _why_nothing_will_come(self) -> Exception | None:
         """First the writer's life, then one last look at the ring: the other order loses a published record."""
@@ -137,8 +137,8 @@ class ReaderEnd(MemberEnd):
                     "does so in wait_until_ready and enqueue"
                 )
 
-        if self._gates is not None:
-            self._gates.start()
+        if self.gates is not None:
+            self.gates.start()
 
     def _receive(self, number: int, n_frames: int) -> list[memoryview]:
         if self._out_of_band is None:
@@ -157,22 +157,22 @@ class ReaderEnd(MemberEnd):
         self, tensor: torch.Tensor, where: torch.device | str | int, stream: Stream | None, *, non_blocking: bool
     ) -> torch.Tensor:
         with self.visit():
-            if self._gates is not None:
-                return self._gates.copy(tensor, where, stream, non_blocking=non_blocking)
+            if self.gates is not None:
+                return self.gates.copy(tensor, where, stream, non_blocking=non_blocking)
             return copies.copy(self._any_device(), tensor, where, stream, non_blocking=non_blocking)
 
     def record_use(self, tensor: torch.Tensor, stream: Stream) -> None:
         with self.visit():
-            if self._gates is not None:
-                self._gates.record_use(tensor, stream)
+            if self.gates is not None:
+                self.gates.record_use(tensor, stream)
 
     def flush_releases(self) -> int:
         with self.visit():
-            return 0 if self._gates is None else self._gates.flush()
+            return 0 if self.gates is None else self.gates.flush()
 
     def statistics(self) -> LeaseStatistics:
         with self.glance():
-            g = self._gates
+            g = self.gates
             return LeaseStatistics(
                 rank=self.rank,
                 leases_open=self.segment.mapping.grants,
@@ -193,8 +193,10 @@ class ReaderEnd(MemberEnd):
     # ---- the end ----------------------------------------------------------------------------------------------
 
     def close_parts(self) -> None:
-        if self._gates is not None:
-            self._gates.close()
-        if self._out_of_band is not None:
-            self._out_of_band.close()
-        super().close_parts()
+        try:
+            if self.gates is not None:
+                self.gates.close()
+        finally:
+            if self._out_of_band is not None:
+                self._out_of_band.close()
+            super().close_parts()

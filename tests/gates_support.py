@@ -90,8 +90,8 @@ class Side:
 
 def gates_of(queue: MessageQueue) -> Gates:
     found: Any = queue._end
-    assert isinstance(found._gates, Gates)
-    return found._gates
+    assert isinstance(found.gates, Gates)
+    return found.gates
 
 
 def let_go(queue: MessageQueue, device: SimulatedDevice) -> None:

@@ -217,6 +217,21 @@ def test_many_threads_drop_and_look_at_once(seed: int) -> None:
         wait_until(lambda: reader.flush_releases() == 0 and busy(writer) == 0, "all slots free")
 
 
+def test_an_object_of_the_queue_s_cache_waits_too() -> None:
+    with pinned_queue() as (writer, reader, device):
+        with writer.object_cache() as cache:
+            handle = cache.put(b"image", message())
+            getter = reader.cache_reader()
+            tensor: Any = getter.get(handle)
+            copied = reader.to_device(tensor, "sim:0", stream=device.sides[0])
+            del tensor
+            assert reader.flush_releases() == 1
+            device.drain()
+            assert reader.flush_releases() == 0
+            assert torch.equal(copied, message())
+            assert device.registered != {}
+
+
 # ---- trouble ---------------------------------------------------------------------------------------------------------
 
 

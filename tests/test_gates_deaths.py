@@ -22,7 +22,7 @@ def pin_and_hold(side: Side, count: int) -> None:
     """This process pins from now on; it holds some messages, has its device copy one, and drops that."""
     end: Any = side.queue._end
     end._open_gates(replace(end.handle, pin="auto"), SimulatedDevice(1))
-    end._decoder._gates = end._gates
+    end._decoder._gates = end.gates
     side.kept["held"] = [side.queue.dequeue(WATCHDOG_S) for _ in range(count)]
     side.kept["copied"] = side.queue.to_device(side.kept["held"].pop(), "sim:0")
     side.queue.flush_releases()

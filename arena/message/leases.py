@@ -88,11 +88,14 @@ class Decoder:
             leases.append(lease)
             if self._private:  # pages that this process wrote to under an earlier generation
                 lib.arena_discard(lease.data, layout.align(lease.nbytes, layout.PAGE))
+        if self._gates is not None and failure is None:
+            try:
+                self._gates.admit(leases)
+            except BaseException as error:
+                failure = error
         if failure is not None:
             drop_all(leases)
             raise failure
-        if self._gates is not None:
-            self._gates.admit(leases)
         return leases
 
     def _buffers(self, buffers: Sequence[Buffer], leases: Sequence[Lease], inline: Iterator[memoryview]) -> Iterator[Any]:
