@@ -380,6 +380,26 @@ def test_a_device_that_comes_later_is_used_from_then_on() -> None:
         assert reader.flush_releases() == 0 == busy(writer)
 
 
+def test_other_threads_run_while_memory_is_pinned() -> None:
+    device = Device(1)
+    device._register_s = 0.3
+    ticks, stop = [0], threading.Event()
+
+    def tick() -> None:
+        while not stop.wait(0.005):
+            ticks[0] += 1
+
+    ticking = in_thread(tick)
+    with pinned_queue(device=device) as (writer, reader, _):
+        writer.enqueue(message(), WATCHDOG_S)
+        before = ticks[0]
+        reader.dequeue(WATCHDOG_S)  # takes the pages, then registers them, for 0.3 s
+        assert ticks[0] - before >= 3
+        device._register_s = 0.0
+    stop.set()
+    ticking()
+
+
 def test_a_readonly_reader_registers_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     register = Device.register
