@@ -129,5 +129,5 @@ def _replay(name: str, session: Session) -> str:
         words.append("--runs 1")
     for option, value in options.items():
         values = value if isinstance(value, tuple) else (value,)
-        words += [f"--{option} {each}" for each in values if each not in (None, 0)]
+        words += [f"--{option} {each}" for each in values if each is not None]
     return " ".join(words)

@@ -23,7 +23,7 @@ from typing import Any
 
 from fuzz.session import Failure
 
-LIMIT_S = 60.0
+LIMIT_S = 30.0
 """What has given no sign for so long hangs.  The machine may be busy; nothing here is a measurement."""
 
 _reaping = threading.Lock()
