@@ -66,13 +66,14 @@ def verdict(mutant: Mutant, said: dict[str, str]) -> str:
 @click.command()
 @click.option("--group", "groups", multiple=True, type=click.Choice(GROUPS), help="Only these mutants; all by default.")
 @click.option("--sample", type=int, default=12, show_default=True, help="How many, drawn at random; 0 for all.")
+@click.option("--only", default="", help="Only mutants with this text in their names, such as a path or a line.")
 @click.option("--seed", type=int, default=None, help="Of the sample; printed.")
 @click.option("--deep", is_flag=True, help="The slow detectors too, and every one of them for the whole matrix.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
-def command(groups: Sequence[str], sample: int, seed: int | None, deep: bool, as_json: bool) -> None:
+def command(groups: Sequence[str], sample: int, only: str, seed: int | None, deep: bool, as_json: bool) -> None:
     """Run the detectors against seeded faults; exit code 1 if one survives that is not known to be equivalent."""
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
-    chosen = [each for group in groups or GROUPS for each in mutants(group)]
+    chosen = [each for group in groups or GROUPS for each in mutants(group) if only in each.name]
     of_all = len(chosen)
     if sample and sample < len(chosen):
         chosen = random.Random(seed).sample(chosen, sample)

@@ -46,7 +46,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 
 def mutants_of(path: str, source: str, functions: frozenset[str] | None = None) -> Iterator[Mutant]:
     """Every mutant of a file, or of some of its functions, in order of lines."""
-    tree = ast.parse(source)
+    tree, lines = ast.parse(source), source.splitlines()
     for index, node in enumerate(ast.walk(tree)):
         if not isinstance(node, ast.FunctionDef) or (functions is not None and node.name not in functions):
             continue
@@ -59,7 +59,9 @@ def mutants_of(path: str, source: str, functions: frozenset[str] | None = None) 
                 function = nth(copy, index)
                 apply(function, nth(function, inner_index), choice)
                 text = ast.unparse(ast.fix_missing_locations(copy))
-                yield Mutant(path, getattr(inner, "lineno", node.lineno), f"{node.name}: {what}", text)
+                line = getattr(inner, "lineno", node.lineno)
+                where = f" in {lines[line - 1].strip()[:60]}" if isinstance(inner, ast.Constant) else ""
+                yield Mutant(path, line, f"{node.name}: {what}{where}", text)
 
 
 def executed(statement: ast.stmt) -> Iterator[ast.AST]:

@@ -53,6 +53,7 @@ class Detector:
 
 SLOTS = ("spec/models", "arena/protocol/slots", "arena/protocol/extents", "csrc")
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--seed", "1", "-m", "not deep and not gpu")
+EXTENTS = ("tests/test_extents.py", "tests/test_extents_in_chunks.py", "tests/spec/test_contracts.py")
 STRESS = "tests/test_native_stress.py"
 DETECTORS = (
     Detector("model", ("-c", MODELS), ("spec/models",)),
@@ -61,7 +62,10 @@ DETECTORS = (
     Detector("lockstep", ("tests/spec/lockstep_slots.py",), SLOTS),
     Detector("ring", ("tests/spec/lockstep_ring.py",), ("arena/protocol/ring", "csrc")),
     Detector("leases", (*PYTEST, "tests/test_leases.py"), ("arena/message/leases", "csrc/arena_slots", "csrc/arena_lease")),
-    Detector("queue", (*PYTEST, "tests/test_queue.py"), ("arena", "csrc"), is_deep=True),
+    Detector("extents", (*PYTEST, *EXTENTS), ("arena/protocol/extents", "arena/protocol/slots")),
+    Detector("cache", (*PYTEST, "tests/test_cache_objects.py", "tests/test_gates.py"), ("arena/protocol/slots",)),
+    Detector("queue", (*PYTEST, "tests/test_queue.py"), ("arena/protocol/ring", "arena/protocol/slots", "csrc")),
+    Detector("deaths", (*PYTEST, "tests/test_deaths.py", "tests/test_kinds.py"), ("arena", "csrc"), is_deep=True),
     Detector("stress", (*PYTEST, STRESS, "-k", "no_race"), ("csrc",), is_deep=True, needs_build=False),
 )
 

@@ -10,6 +10,7 @@ import pytest
 
 from spec.mutants import GROUPS, mutants
 from spec.mutants_c import mutants_of_code, mutants_of_header
+from spec.mutants_equivalent import EQUIVALENT
 from spec.mutants_python import mutants_of
 from spec.mutants_run import ROOT
 
@@ -31,12 +32,12 @@ def test_what_is_changed_in_python() -> None:
         "without: self.slot = free[0] + 1",
         "and <-> or in not free or len(pending) >= 2",
         "free[0] + 1 -> Sub",
-        "True -> False",
+        "True -> False in return True",
         "without the not: not free",
         "len(pending) >= 2 -> Gt",
-        "1 -> 2",
-        "2 -> 3",
-        "0 -> 1",
+        "1 -> 2 in self.slot = free[0] + 1",
+        "2 -> 3 in if not free or len(pending) >= 2:",
+        "0 -> 1 in self.slot = free[0] + 1",
     ]
     for each in mutants_of("a.py", SOURCE):
         assert ast.unparse(ast.parse(SOURCE)) != each.text
@@ -58,6 +59,12 @@ def test_each_guard_of_the_c_code_is_negated() -> None:
     negated, dropped = mutants_of_code("f.c", text)
     assert "if (!(a && g(a))) return;" in negated.text
     assert "arena_done_store_release" not in dropped.text
+
+
+def test_every_reason_is_of_a_mutant_that_exists() -> None:
+    every = [each for group in GROUPS for each in mutants(group)]
+    for path, part in EQUIVALENT:
+        assert any(each.path.endswith(path) and part in each.what for each in every), (path, part)
 
 
 @pytest.mark.parametrize("group", GROUPS)
