@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from spec.mutants_python import Mutant
 
@@ -26,9 +27,11 @@ def mutants_of_header(path: str, text: str) -> Iterator[Mutant]:
         for order in re.finditer(r"memory_order_(\w+)", body):
             for weaker in WEAKER[kind].get(order.group(1), ()):
                 start, end = match.start(2) + order.start(1), match.start(2) + order.end(1)
-                yield Mutant(path, line, f"{name}: {order.group(1)} -> {weaker}", text[:start] + weaker + text[end:])
+                changed = text[:start] + weaker + text[end:]
+                yield Mutant(path, line, f"{name}: {order.group(1)} -> {weaker}", partial(str, changed))
         if kind == "store" or "_fence_" in name:
-            yield Mutant(path, line, f"{name}: dropped", text[: match.start(2)] + "    (void)0;" + text[match.end(2) :])
+            changed = text[: match.start(2)] + "    (void)0;" + text[match.end(2) :]
+            yield Mutant(path, line, f"{name}: dropped", partial(str, changed))
 
 
 def mutants_of_code(path: str, text: str) -> Iterator[Mutant]:
@@ -39,10 +42,12 @@ def mutants_of_code(path: str, text: str) -> Iterator[Mutant]:
         condition = text[match.end() : end]
         if "__builtin_expect(arena_trace_on" in condition:
             continue
-        yield Mutant(path, line, f"negated: if ({condition[:60]})", f"{text[: match.end()]}!({condition}){text[end:]}")
+        changed = f"{text[: match.end()]}!({condition}){text[end:]}"
+        yield Mutant(path, line, f"negated: if ({condition[:60]})", partial(str, changed))
     for match in STORE.finditer(text):
         line = text[: match.start()].count("\n") + 1
-        yield Mutant(path, line, f"without: {match.group(0).strip()[:70]}", text[: match.start()] + text[match.end() :])
+        changed = text[: match.start()] + text[match.end() :]
+        yield Mutant(path, line, f"without: {match.group(0).strip()[:70]}", partial(str, changed))
 
 
 def closing(text: str, opening: int) -> int:

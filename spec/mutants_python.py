@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,12 @@ class Mutant:
     path: str
     line: int
     what: str
-    text: str
+    make: Callable[[], str]  # thousands are named, few are made
+
+    @property
+    def text(self) -> str:
+        """The whole file."""
+        return self.make()
 
     @property
     def name(self) -> str:
@@ -54,14 +60,10 @@ def mutants_of(path: str, source: str, functions: frozenset[str] | None = None) 
         for inner_index, inner in enumerate(ast.walk(node)):
             if id(inner) not in inside:
                 continue
-            for choice, what in enumerate(edits(inner)):
-                copy = deepcopy(tree)
-                function = nth(copy, index)
-                apply(function, nth(function, inner_index), choice)
-                text = ast.unparse(ast.fix_missing_locations(copy))
+            for what in edits(inner):
                 line = getattr(inner, "lineno", node.lineno)
                 where = f" in {lines[line - 1].strip()[:60]}" if isinstance(inner, ast.Constant) else ""
-                yield Mutant(path, line, f"{node.name}: {what}{where}", text)
+                yield Mutant(path, line, f"{node.name}: {what}{where}", partial(mutated, tree, index, inner_index))
 
 
 def executed(statement: ast.stmt) -> Iterator[ast.AST]:
@@ -70,6 +72,14 @@ def executed(statement: ast.stmt) -> Iterator[ast.AST]:
     passive += [each.value for each in ast.walk(statement) if isinstance(each, ast.keyword) and each.arg == "strict"]
     skipped = {id(each) for one in passive for each in ast.walk(one)}
     return (each for each in ast.walk(statement) if id(each) not in skipped)
+
+
+def mutated(tree: ast.Module, function: int, node: int) -> str:
+    """The source with one node of one function changed."""
+    copy = deepcopy(tree)
+    inside = nth(copy, function)
+    apply(inside, nth(inside, node))
+    return ast.unparse(ast.fix_missing_locations(copy))
 
 
 def nth(tree: ast.AST, index: int) -> ast.AST:
@@ -113,7 +123,7 @@ def targets(node: ast.expr) -> list[ast.expr]:
     return list(node.elts) if isinstance(node, ast.Tuple) else [node]
 
 
-def apply(function: ast.AST, node: ast.AST, choice: int) -> None:
+def apply(function: ast.AST, node: ast.AST) -> None:
     """Makes the edit in place."""
     if isinstance(node, ast.Compare):
         node.ops[0] = COMPARISONS[type(node.ops[0])]()
