@@ -203,7 +203,10 @@ class SlotCode:
         getattr(self, step.action.name)(*step.args)
 
     def state(self) -> model_state.State:
-        """What the bytes and the private state mean."""
+        """What can be seen of what the bytes and the private state mean."""
+        return observable_slots(self.config, self.meaning())
+
+    def meaning(self) -> model_state.State:
         private = SlotsPrivate(
             owners=self.writer.states,
             required=self.writer.required,
@@ -213,7 +216,7 @@ class SlotCode:
             references=[reader.references for reader in self.readers],
             is_complete=self.is_complete,
         )
-        return observable_slots(self.config, message_slots(self.config, self.words, private))
+        return message_slots(self.config, self.words, private)
 
     def is_complete(self, slot: int) -> bool:
         return self.bytes_at(self.writer.offsets[slot]) == payload(slot, self.words.generation(slot))

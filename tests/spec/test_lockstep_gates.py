@@ -1,7 +1,7 @@
 """The gated path in lockstep: every release of the model is a drop whose gate opens, with the simulated device.
 
 The model's `drop`, `dma_complete` and `release` are here: the last holder of a gated grant goes, the device comes to the
-end of what was queued, and the next look at the gates releases the slot.
+end of what was queued, and the next look at the gates releases the slot.  And the model's quarantine is the writer's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from lockstep_slots import PAYLOAD_BYTES, Mismatch, SlotCode, walk
@@ -20,9 +21,11 @@ from arena.message.gates import Gates
 from arena.protocol.slots import Lease, drop
 from arena.shm.native import lib
 from spec.models import message_slots
+from spec.models import message_slots_state as model_state
 from spec.models.message_slots_state import Config
 
 LIVING = Config(without=("writer_death",))
+FOR_EVER_S = 1e9
 
 
 class GatedSlotCode(SlotCode):
@@ -70,6 +73,104 @@ class GatedSlotCode(SlotCode):
 def test_every_step_with_gates(config: Config, states: int, transitions: int) -> None:
     with closing(GatedSlotCode(config)) as code:
         assert walk(message_slots.model(config), code) == (states, transitions)
+
+
+# ---- quarantine ------------------------------------------------------------------------------------------------------
+
+
+class FencedSlotCode(SlotCode):
+    """Readers that have pinned everything, and whose DMA outlives them.  When a quarantine ends, the model says."""
+
+    def __init__(self, config: Config) -> None:
+        self.fenced: set[tuple[int, int]] = set()  # (row, slot): the code knows the slot alone, and the latest time
+        super().__init__(config)
+        self.writer._quarantine_s = FOR_EVER_S
+        expected, nothing = self._expected, ((),) * config.readers
+        self._expected = lambda state: hidden(*expected(state), nothing)
+
+    def admit(self, row: int) -> None:
+        super().admit(row)
+        lib.arena_member_pin(self.segment.mapping, row)
+
+    def reader_death(self, row: int) -> None:
+        super().reader_death(row)
+        self.readers[row].references.clear()  # what its device still does is nobody's but the quarantine's
+
+    def orphan_dma_complete(self, row: int, slot: int) -> None:
+        """Nobody sees it."""
+
+    def reclaim(self, row: int) -> None:
+        self.fenced |= {(row, slot) for slot in self.writer._owed(row)}
+        super().reclaim(row)
+
+    def expire(self, row: int, slot: int) -> None:
+        self.fenced.discard((row, slot))
+        if slot not in {other for _, other in self.fenced}:
+            self.writer._fences[slot] = 0.0
+        self.writer.expire()
+
+    def state(self) -> model_state.State:
+        return super().state()._replace(quarantine=((),) * self.config.readers)
+
+    def meaning(self) -> model_state.State:
+        fenced = tuple(sorted(self.writer._fences))
+        return super().meaning()._replace(quarantine=(fenced, *((),) * (self.config.readers - 1)))
+
+    def snapshot(self) -> Any:
+        return super().snapshot(), self.fenced.copy(), self.writer._fences.copy()
+
+    def restore(self, snapshot: Any) -> None:
+        rest, fenced, fences = snapshot
+        super().restore(rest)
+        self.fenced, self.writer._fences = fenced.copy(), fences.copy()
+
+
+def hidden(
+    wanted: model_state.State, free: set[int], room: bool, nothing: tuple[Any, ...]
+) -> tuple[model_state.State, set[int], bool]:
+    """Whose quarantine and whose DMA it is shows nowhere: which slots are free does."""
+    return wanted._replace(quarantine=nothing, orphans=nothing), free, room
+
+
+FENCED = replace(LIVING, quarantine=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "states", "transitions"),
+    [
+        (replace(FENCED, slots=1, readers=1, tensors=1), 34, 73),
+        (replace(FENCED, slots=1, tensors=1), 520, 1_721),
+        (replace(FENCED, readers=1), 401, 1_243),
+    ],
+    ids=lambda value: f"{value.slots}x{value.readers}" if isinstance(value, Config) else None,
+)
+def test_every_step_with_a_quarantine(config: Config, states: int, transitions: int) -> None:
+    with closing(FencedSlotCode(config)) as code:
+        assert walk(message_slots.model(config), code) == (states, transitions)
+
+
+def fences_nothing(code: FencedSlotCode) -> None:
+    code.writer._quarantine_s = 0.0
+
+
+def never_expires(code: FencedSlotCode) -> None:
+    code.writer.expire = lambda: None  # type: ignore[method-assign]
+
+
+def fences_what_was_released(code: FencedSlotCode) -> None:
+    writer = code.writer
+    writer._owed = lambda row: [slot for slot in writer._sent if writer.required[slot] >> row & 1]  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("fault", [fences_nothing, never_expires, fences_what_was_released], ids=lambda f: f.__name__)
+def test_a_fault_in_the_quarantine_is_noticed(fault: Callable[[FencedSlotCode], None]) -> None:
+    with closing(FencedSlotCode(replace(FENCED, slots=1, tensors=1))) as code:
+        fault(code)
+        with pytest.raises(Mismatch):
+            walk(message_slots.model(code.config), code)
+
+
+# ---- faults of the gates ---------------------------------------------------------------------------------------------
 
 
 def needs_no_gate(patch: pytest.MonkeyPatch) -> None:

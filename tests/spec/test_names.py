@@ -32,6 +32,7 @@ PART_OF = {
     "clear_entry": "reclaim",
     "close": "shutdown",
     "recover": "abort",
+    "drop_all": "drop",
 }
 # A loan is one more reader that holds, an object's slot belongs to the model of object slots.
 ELSEWHERE = {"loan", "loan_at", "open_own_grant", "adopt", "held_by"}
