@@ -22,6 +22,8 @@ def test_the_demo_copies_to_a_simulated_device_and_verifies_there() -> None:
 @pytest.mark.gpu
 def test_the_demo_copies_to_a_gpu_and_verifies_there() -> None:
     torch = pytest.importorskip("torch")
+    for package in ("click", "skimage"):
+        pytest.importorskip(package)
     if not torch.cuda.is_available():
         pytest.skip("no CUDA or ROCm device on this machine")
     options = ["--device", "cuda", "--workers", "2", "--sizes", "1", "--seconds", "2", "--transport", "arena"]

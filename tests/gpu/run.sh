@@ -3,7 +3,8 @@
 #
 #   tests/gpu/run.sh [FOLDER]     tables on the standard output, figures also in FOLDER/gpu.json (default: .)
 #
-# Needs a Python with torch (CUDA or ROCm), numpy, cffi, pyzmq, pytest, pytest-timeout, rich, and a C compiler.
+# Needs a Python with torch (CUDA or ROCm), numpy, cffi, pyzmq, pytest, pytest-timeout, rich, and a C compiler; with
+# click and scikit-image the demo runs too.
 # PYTHON names it, else python3 is taken.
 set -uo pipefail
 out=$(realpath "${1:-.}")
@@ -13,6 +14,6 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 "$python" -c "import arena._native" 2>/dev/null || "$python" setup.py -q build_ext --inplace || exit 1
 status=0
-timeout -k 10 200 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/gpu || status=$?
+timeout -k 10 200 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/gpu tests/test_gates_demo.py || status=$?
 timeout -k 10 250 "$python" tests/gpu/measure.py --json "$out/gpu.json" || status=$?
 exit "$status"
