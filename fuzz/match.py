@@ -33,6 +33,11 @@ class _Player:
     def was_hit(self) -> bool:
         return self.arm is not None and (self.report is None or self.report.steps > self.arm.at)
 
+    def may_come_late(self) -> bool:
+        """Whether it has to join a second time: its first attempt may have been admitted, and left, by now."""
+        is_interrupted = self.arm is not None and self.arm.role == "joiner" and self.arm.signal == signal.SIGUSR1
+        return is_interrupted and (not self.said or self.report is not None)
+
     def is_over(self) -> bool:
         return self.killed or self.report is not None
 
@@ -44,9 +49,15 @@ class Match:
         pool: where the processes come from.
         n_readers: how many.
         arms: at most one per process.
+        fault: planted in reader 0, for the canary.
+        limit_s: what gives no sign for so long hangs.
     """
 
-    def __init__(self, pool: Pool, n_readers: int, arms: Sequence[Arm] = ()) -> None:
+    def __init__(
+        self, pool: Pool, n_readers: int, arms: Sequence[Arm] = (), *, fault: str = "", limit_s: float = LIMIT_S
+    ) -> None:
+        self._fault = fault
+        self._limit_s = limit_s
         self._pool = pool
         self._n_readers = n_readers
         self._arms = arms
@@ -84,7 +95,7 @@ class Match:
                 elif stops and self._resume(player):
                     last_sign = time.monotonic()
             self._let_go_on()
-            expect(time.monotonic() - last_sign < LIMIT_S, f"a match hangs: {self._who_waits()}")
+            expect(time.monotonic() - last_sign < self._limit_s, f"a match hangs: {self._who_waits()}")
         return self._finish()
 
     def _add(self, rank: int, function: Any, *arguments: Any, is_original: bool = True) -> None:
@@ -92,7 +103,7 @@ class Match:
         arm = armed[0] if armed and is_original else None
         player = _Player(self._pool.take(), rank, arm, is_original)
         self._players.append(player)
-        player.worker.start(function, *arguments, arm)
+        player.worker.start(function, *arguments, arm, *([self._fault] if rank == 0 and is_original else []))
 
     @property
     def _writer(self) -> _Player:
@@ -137,7 +148,7 @@ class Match:
         """The writer's second half begins when every reader that began has seen the first, or is dead."""
         if self._went_on or self._writer.said != "half" or self._writer.is_over():
             return
-        if all(p.said == "half" or p.is_over() for p in self._players[1:] if p.is_original):
+        if all(p.said == "half" or p.is_over() or p.may_come_late() for p in self._players[1:] if p.is_original):
             self._writer.worker.tell("go on")
             self._went_on = True
 
@@ -185,7 +196,7 @@ class Match:
         sent = range(numbers[-1] + 1) if writer is None and numbers else writer.numbers if writer is not None else []
         if numbers and report.ended == "end":  # an end that was in doubt may have been followed by another
             sent = [number for number in sent if number <= numbers[-1]]
-        if numbers and not player.is_original:
+        if numbers and (not player.is_original or player.may_come_late()):
             sent = [number for number in sent if number >= numbers[0]]
         if player.is_original or report.ended == "end":
             missing = set(sent) - set(numbers) - set(self._doubtful())

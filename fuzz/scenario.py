@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from arena import Handle, MessageQueue
 from arena.errors import AttachError, Cancelled, WriterDied
 from arena.shm.native import lib
-from fuzz import belongings, messages
+from fuzz import belongings, messages, planted
 from fuzz.workers import LIMIT_S, Side
 
 T = TypeVar("T")
@@ -115,20 +115,23 @@ def _handled(report: Report) -> Iterator[None]:
 # ---- a reader -------------------------------------------------------------------------------------------------------
 
 
-def read(side: Side, handle: Handle, rank: int, arm: Arm | None) -> Report:
-    """Reads until the end of the match; says ``joined`` and ``half``."""
+def read(side: Side, handle: Handle, rank: int, arm: Arm | None, fault: str = "") -> Report:
+    """Reads until the end of the match; says ``joined`` and ``half``.  A fault is one that the canary plants."""
     report = Report()
     before = belongings.own()
     with _handled(report):
         arm_now(arm if arm is not None and arm.role == "joiner" else None)
-        _Reading(side, report, handle, rank, arm).run()
+        _Reading(side, report, handle, rank, arm, fault).run()
     report.left = belongings.more_than(before)
     return report
 
 
 class _Reading:
-    def __init__(self, side: Side, report: Report, handle: Handle, rank: int, arm: Arm | None) -> None:
+    def __init__(
+        self, side: Side, report: Report, handle: Handle, rank: int, arm: Arm | None, fault: str
+    ) -> None:
         self.side, self.report, self.handle, self.rank, self.arm = side, report, handle, rank, arm
+        self.fault = fault
         self.held: list[Any] = []
 
     def run(self) -> None:
@@ -155,7 +158,11 @@ class _Reading:
             message: Any = queue.dequeue(POLL_S)
         except TimeoutError:
             return
+        if planted.is_lost(self.fault, message["number"]):
+            return
         self.report.numbers.append(message["number"])
+        if self.fault:
+            planted.plant(self.fault, message)
         self.report.check(message)
         mark = message.pop("mark", "")
         if message["number"] % 3 != 1:

@@ -122,7 +122,8 @@ class Worker:
         """Sends a signal, unless the process has ended."""
         with _reaping:
             if self.process.is_alive():
-                os.kill(self.pid, number)
+                with contextlib.suppress(ProcessLookupError):  # it has ended this moment
+                    os.kill(self.pid, number)
 
     def is_stopped(self) -> bool:
         """Whether a SIGSTOP has taken effect."""
