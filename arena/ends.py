@@ -52,10 +52,11 @@ class OwnerEnd(Endpoint):
             self.leave()
 
     def reap(self) -> int:
-        """Looks for dead readers now; returns how many were found."""
+        """Looks for readers that have left or died, now; returns how many were dead."""
         self.enter(Deadline(None))
         try:
             before = self.members.deaths_total
+            self.members.excuse_the_left()
             self.members.reap()
             return self.members.deaths_total - before
         finally:
@@ -106,10 +107,12 @@ class OwnerEnd(Endpoint):
         segment.unlink(self.segment.handle)
 
     def release(self) -> None:
-        self.ring.close()
-        segment.unlink(self.segment.handle)
-        self.members.close()
-        super().release()
+        try:
+            self.ring.close()
+        finally:  # a signal handler's exception keeps nothing
+            segment.unlink(self.segment.handle)
+            self.members.close()
+            super().release()
 
 
 class MemberEnd(Endpoint):
@@ -143,8 +146,12 @@ class MemberEnd(Endpoint):
         if self._claimed:
             return True
         mapping, row = self.segment.mapping, self.row
-        if lib.arena_member_claim(mapping, row, EMPTY_WORD, self.entry.pack()):  # [member.claim]
-            self._claimed = True
+        try:
+            self._claimed = bool(lib.arena_member_claim(mapping, row, EMPTY_WORD, self.entry.pack()))  # [member.claim]
+        except BaseException:  # a signal handler's: the call has returned, and the entry may be this process's
+            self._claimed = self._holds_entry()
+            raise
+        if self._claimed:
             lib.arena_wake_writer(mapping)
             return True
         holder = MemberWord.unpack(lib.arena_member_read(mapping, row))
@@ -155,12 +162,20 @@ class MemberEnd(Endpoint):
             raise AttachError(f"rank {self.rank} is taken by process {holder.pid}, and free again when that has ended")
         return False
 
+    def _holds_entry(self) -> bool:
+        holder = MemberWord.unpack(lib.arena_member_read(self.segment.mapping, self.row))
+        return holder.with_state(State.JOINING) == self.entry
+
     def release(self) -> None:
-        if self._claimed:
-            self.ring.leave()
-        self.close_parts()
+        try:
+            if self._claimed:
+                self.ring.leave()
+        finally:  # a signal handler's exception keeps nothing
+            self.close_parts()
 
     def close_parts(self) -> None:
         """Gives back what this end holds of its own process."""
-        self.writer.close()
-        self.segment.close()
+        try:
+            self.writer.close()
+        finally:
+            self.segment.close()

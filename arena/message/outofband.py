@@ -46,6 +46,7 @@ class OutOfBandWriter:
         self._socket = self._context.socket(zmq.ROUTER)
         try:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown reader is an error, not a silent loss
+            self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a process that left may join again, by the same name
             self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the queue instead, in bytes
             self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
             path = f"{self._directory}/socket"
