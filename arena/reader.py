@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from functools import partial
 
 import torch
 
@@ -16,7 +17,7 @@ from arena.errors import Cancelled, InvalidHandle, WriterDied
 from arena.handle import Handle
 from arena.message import copies
 from arena.message.gates import GATE_SLICE_US, Gates
-from arena.message.leases import Decoder
+from arena.message.leases import Decoder, PayloadLate
 from arena.message.outofband import OutOfBandReader, identity
 from arena.protocol.ring import Outcome
 from arena.protocol.slots import SlotReader
@@ -65,12 +66,20 @@ class ReaderEnd(MemberEnd):
             if not self.ring.admitted:
                 self._wait_admission(deadline)
             self._wait_record(deadline, indefinite=indefinite)
-            try:
-                return self._decoder.decode(*self.ring.record, self._receive)
-            finally:
-                self.ring.finish()
+            return self._take_record(deadline)
         finally:
             self.leave()
+
+    def _take_record(self, deadline: Deadline) -> object:
+        late = False
+        try:
+            return self._decoder.decode(*self.ring.record, partial(self._receive, deadline))
+        except PayloadLate:
+            late = True
+            raise
+        finally:
+            if not late:  # else the next dequeue finds the same record again
+                self.ring.finish()
 
     def wait_until_ready(self, deadline: Deadline) -> None:
         self.enter(deadline)
@@ -140,16 +149,21 @@ class ReaderEnd(MemberEnd):
         if self.gates is not None:
             self.gates.start()
 
-    def _receive(self, number: int, n_frames: int) -> list[memoryview]:
+    def _receive(self, deadline: Deadline, number: int, n_frames: int) -> list[memoryview]:
         if self._out_of_band is None:
             raise Cancelled("the queue was shut down")
-        return self._out_of_band.receive(number, n_frames, self._check_sender)
+        return self._out_of_band.receive(number, n_frames, partial(self._check_sender, deadline, number))
 
-    def _check_sender(self) -> None:
+    def _check_sender(self, deadline: Deadline, number: int) -> None:
         if self.closed:
             raise Cancelled("shutdown() ended dequeue")
         if self.writer.is_dead():
             raise WriterDied(f"writer {self.writer.pid} died while a message was under way out of band")
+        if deadline.passed():
+            raise PayloadLate(
+                f"rank {self.rank}: message {number} comes out of band and was not there within {deadline.timeout_s} s; "
+                "dequeue again"
+            )
 
     # ---- devices ----------------------------------------------------------------------------------------------
 

@@ -24,6 +24,10 @@ Receive = Callable[[int, int], Sequence[memoryview]]
 """Fetches the ``n_frames`` frames of message ``number``: the table, the pickle, each inline buffer."""
 
 
+class PayloadLate(TimeoutError):
+    """The record is there and what travels beside it is not yet."""
+
+
 class Slots(Protocol):
     """Where slots come from: a message's grants, or handles of objects."""
 
@@ -49,22 +53,34 @@ class Decoder:
         """The object of a record; ``receive`` fetches what travelled out of band.
 
         Raises:
+            PayloadLate: what travels out of band has not come in time; the record can be decoded again.
             CorruptError: the record's numbers cannot belong together.
-            whatever unpickling raises; every slot of the message is released in any case.
+            whatever unpickling raises; in any case but the first every slot of the message is released.
         """
         record = Record(memoryview(ffi.buffer(pointer, nbytes)))
         plain = record.plain_pickle()
         if plain is not None:
             return pickle.loads(plain)
+        frames = self._receive(record, receive) if record.flags & OUT_OF_BAND else []
         leases = self._lease(record.grants())
         try:
-            return self._unpickle(record, leases, receive)
+            return self._unpickle(record, leases, frames)
         finally:
             drop_all(leases)
 
-    def _unpickle(self, record: Record, leases: Sequence[Lease], receive: Receive) -> object:
+    def _receive(self, record: Record, receive: Receive) -> Sequence[memoryview]:
+        """Before any lease: a payload that is late leaves the record as it was."""
+        try:
+            return receive(record.number, 2 + record.n_inline)
+        except PayloadLate:
+            raise
+        except BaseException:
+            drop_all(self._lease(record.grants()))
+            raise
+
+    def _unpickle(self, record: Record, leases: Sequence[Lease], frames: Sequence[memoryview]) -> object:
         if record.flags & OUT_OF_BAND:
-            table, payload, *inline = receive(record.number, 2 + record.n_inline)
+            table, payload, *inline = frames
             buffers = record.buffers(table)
             if [len(frame) for frame in inline] != _inline_bytes(buffers):
                 raise CorruptError(f"message {record.number} came out of band with other lengths than its table says")

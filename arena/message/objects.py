@@ -132,7 +132,9 @@ class ObjectDecoder(Decoder):
             if first != grant:
                 raise CorruptError(f"slot {grant.slot} holds the record of {first}, not of {grant}")
             leases += self._lease(loans)
-            return self._unpickle(record, leases, _refuse)
+            if record.flags & codec.OUT_OF_BAND:
+                raise CorruptError(f"slot {grant.slot} holds a record that says it travelled out of band")
+            return self._unpickle(record, leases, [])
         finally:
             drop_all(leases)
 
@@ -141,7 +143,3 @@ class ObjectDecoder(Decoder):
         if record_bytes > lease.nbytes - _LENGTH.size:
             raise CorruptError(f"a record of {record_bytes} bytes in an extent of {lease.nbytes}")
         return Record(memoryview(ffi.buffer(lease.data + _LENGTH.size, record_bytes)))
-
-
-def _refuse(number: int, n_frames: int) -> list[memoryview]:
-    raise CorruptError("an object of the cache says that it travelled out of band")
