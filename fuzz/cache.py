@@ -150,8 +150,12 @@ class Play:
         self._session.count("kills")
 
     def _reader_again(self, rank: int) -> Worker:
-        wait_until(lambda: self._store.reap() > 0, f"the death of reader {rank} to be seen")
+        wait_until(lambda: self._is_dead(rank), f"the death of reader {rank} to be seen")
         return self._reader(rank)
+
+    def _is_dead(self, rank: int) -> bool:
+        self._store.reap()  # if a put has not been faster
+        return not self._store.statistics().readers[rank].alive
 
     def _ask(self, rank: int, what: tuple[Any, ...]) -> Any:
         self._readers[rank].tell(what)

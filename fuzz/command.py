@@ -15,8 +15,6 @@ from rich.table import Table
 from fuzz import targets
 from fuzz.session import Failure, Session
 
-console = Console(stderr=True, soft_wrap=True)
-
 SILENCE_LIMIT_S = 300.0
 """A harness that has not finished a case for so long hangs itself: its stacks are printed, and it exits with 1."""
 
@@ -85,6 +83,7 @@ def _command(name: str) -> click.Command:
 
 def execute(name: str, seed: int | None, seconds: float | None, runs: int | None, options: dict[str, Any]) -> int:
     """Runs a target; the exit code."""
+    console = Console(stderr=True, soft_wrap=True)
     session = Session(random.SystemRandom().randrange(2**32) if seed is None else seed, seconds, runs, options)
     console.print(f"{name}: seed {session.seed}")
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
@@ -93,7 +92,7 @@ def execute(name: str, seed: int | None, seconds: float | None, runs: int | None
         task = progress.add_task(name)
 
         def told(session: Session) -> None:
-            faulthandler.dump_traceback_later(SILENCE_LIMIT_S, exit=True)
+            faulthandler.dump_traceback_later(SILENCE_LIMIT_S, exit=True, file=sys.__stderr__)
             progress.update(task, description=_described(session))
 
         session.told = told

@@ -60,11 +60,12 @@ def _while_full(writer: MessageQueue, victim: Worker) -> float:
 
 
 def _while_free(writer: MessageQueue, victim: Worker) -> float:
+    before = writer.statistics().deaths_total
     victim.signal(signal.SIGKILL)
     started = time.perf_counter()
     writer.enqueue(("small", 0), LIMIT_S)
     elapsed = time.perf_counter() - started
-    wait_until(lambda: writer.reap() > 0, "a death to be seen")
+    wait_until(lambda: writer.reap() + writer.statistics().deaths_total > before, "a death to be seen")
     return elapsed
 
 

@@ -57,9 +57,9 @@ class Side:
             raise Failure(f"was told nothing within {timeout_s:.0f} s")
         return self._pipe.recv()
 
-    def heard(self) -> bool:
-        """Whether something was told."""
-        return self._pipe.poll(0)
+    def heard(self, timeout_s: float = 0.0) -> bool:
+        """Whether something was told by then."""
+        return self._pipe.poll(timeout_s)
 
 
 class Worker:

@@ -1,0 +1,153 @@
+"""Everything runs out, in every combination, in use: the writer never waits for the arena, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from arena import ArenaConfig, Handle, MessageQueue
+from arena.errors import ArenaError
+from fuzz import belongings, messages
+from fuzz.session import Failure, Session, expect
+from fuzz.workers import LIMIT_S, Pool, Side
+
+MESSAGES = 40
+FIRST = messages.KINDS.index("out of band")
+SLOTS = {"slots": 2, "": 64}
+EXTENTS = {"extents": 16 << 10, "": 2 << 20}
+RINGS = {"ring": 1, "": 40}  # chunks; the budget of out-of-band bytes is the ring's size
+LIMITS = ("", "descriptors", "memory")
+HOLDS = {"held": 30, "": 2}  # messages that a reader keeps
+COMBINATIONS = [*product(SLOTS, EXTENTS, RINGS, LIMITS, HOLDS)]
+
+
+def exhaustion(session: Session) -> None:
+    """Slots, extents, ring, out-of-band budget, descriptors and memory run out under load, in every combination."""
+    with Pool() as pool:
+        for case in session.cases(len(COMBINATIONS)):
+            combination = COMBINATIONS[case % len(COMBINATIONS)]
+            name = " + ".join(filter(None, combination)) or "nothing"
+            try:
+                for reason, n in _one(pool, session.rng(case), combination).items():
+                    session.count(reason, n)
+            except Failure as failure:
+                raise Failure(f"out of {name}: {failure}") from None
+        _refused(session, pool)
+
+
+def _one(pool: Pool, rng: Random, combination: tuple[str, ...]) -> dict[str, int]:
+    slots, extents, ring, limit, held = combination
+    arena = ArenaConfig(capacity_bytes=EXTENTS[extents], slots=SLOTS[slots], divert_bytes=4096)
+    writer, reader = pool.take(), pool.take()
+    try:
+        writer.start(_write, arena, RINGS[ring], limit, rng.randrange(2**32))
+        _, handle = writer.next()
+        reader.start(_read, handle, HOLDS[held])
+        sent, reasons = writer.result()
+        seen = reader.result()
+        expect(seen == sent, f"sent {sent}, seen {seen}")
+    except BaseException:
+        pool.end(writer)
+        pool.end(reader)
+        raise
+    pool.give_back(writer)
+    pool.give_back(reader)
+    found: dict[str, int] = reasons
+    return found
+
+
+def _write(side: Side, arena: ArenaConfig, chunks: int, limit: str, seed: int) -> tuple[list[int], dict[str, int]]:
+    """Sends; what may fail for want of memory in this process alone raises here, and is not sent by half."""
+    rng, refused = Random(seed), 0
+    sent: list[int] = []
+    with MessageQueue(1, 1, None, messages.CHUNK_BYTES, chunks, arena=arena) as queue:
+        side.say(queue.export_handle())
+        queue.wait_until_ready(LIMIT_S)
+        sent.append(FIRST)
+        queue.enqueue(messages.build(FIRST, queue), LIMIT_S)  # connects: libzmq aborts in an accept without one
+        for number in range(MESSAGES):
+            message = messages.build(number, queue)
+            is_tight = limit and rng.random() < 0.5
+            try:
+                with limited(limit if is_tight else ""):
+                    queue.enqueue(message, LIMIT_S)
+                sent.append(number)
+            except (MemoryError, ArenaError):
+                refused += 1
+            except RuntimeError as error:  # torch's allocator
+                if "alloc" not in str(error):
+                    raise
+                refused += 1
+            del message
+        queue.enqueue({"number": -1}, LIMIT_S)
+        now = queue.statistics()
+        for _ in range(2000):
+            if now.slots_free == now.slots_total:
+                break
+            side.heard(0.005)
+            now = queue.statistics()
+        expect(now.slots_free == now.slots_total and not now.bytes_in_use, f"not drained: {now}")
+        return sent, {**now.fallback_total, "sent": len(sent), "out of band": now.out_of_band_total, "refused": refused}
+
+
+def _read(side: Side, handle: Handle, n_held: int) -> list[int]:
+    seen: list[int] = []
+    held: list[Any] = []
+    with MessageQueue.create_from_handle(handle, 0) as queue:
+        while True:
+            message: Any = queue.dequeue(LIMIT_S)
+            if message["number"] < 0:
+                return seen
+            held.append(message)
+            for each in held:
+                expect(not messages.wrong(each), messages.wrong(each))
+            seen.append(message["number"])
+            del held[:-n_held], message
+
+
+@contextmanager
+def limited(what: str) -> Iterator[None]:
+    """No descriptor, or hardly any address space, beyond what the process has."""
+    if not what:
+        yield
+        return
+    kind = resource.RLIMIT_NOFILE if what == "descriptors" else resource.RLIMIT_AS
+    before = resource.getrlimit(kind)
+    if what == "descriptors":
+        most = os.dup(0)  # the lowest free one
+        os.close(most)
+    else:
+        most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(kind, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+def _refused(session: Session, pool: Pool) -> None:
+    """A queue that cannot be made says so by an error that can be caught, and leaves nothing."""
+    for what in ("descriptors", "memory"):
+        worker = pool.take()
+        session.count(f"no {what}: {worker.run(_create, what)}")
+        pool.give_back(worker)
+
+
+def _create(side: Side, what: str) -> str:
+    before = belongings.own()
+    try:
+        with limited(what):
+            MessageQueue(1, 1)
+    except (ArenaError, OSError, MemoryError) as error:
+        name = type(error).__name__
+    else:
+        raise Failure(f"a queue was made without {what}")
+    left = belongings.more_than(before)
+    expect(not left, f"a queue that was refused for want of {what} left {left}")
+    return name
