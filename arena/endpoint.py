@@ -21,13 +21,14 @@ _CLOSE_WAIT_S = 5.0
 class Deadline:
     """A point in time, or never; and when to say again that a wait is long."""
 
-    __slots__ = ("_end", "_said", "_start", "timeout_s")
+    # Class attributes: most calls have no deadline and never wait, and then there is nothing to set.
+    timeout_s: float | None = None
+    _end: float | None = None
+    _start = _said = 0.0
 
     def __init__(self, timeout_s: float | None) -> None:
-        self.timeout_s = timeout_s
-        self._start = self._said = 0.0
-        self._end: float | None = None
         if timeout_s is not None:
+            self.timeout_s = timeout_s
             if not timeout_s >= 0:
                 raise ValueError(f"timeout={timeout_s!r}: must be None or a number of seconds, not negative")
             if timeout_s < threading.TIMEOUT_MAX:  # more is never, infinity too
@@ -82,8 +83,9 @@ class Endpoint:
             TimeoutError: another thread's call did not end in time.
             RuntimeError: from inside a call of the same thread (an object's reduction).
         """
-        self.check_usable()
-        if not self._lock.acquire(blocking=False):
+        if self.closed or not self._alive[0]:
+            self.check_usable()
+        if not self._lock.acquire(False):
             self._wait_for_turn(deadline)
         self._owner = threading.get_ident()
         if self.closed:

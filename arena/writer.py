@@ -75,9 +75,17 @@ class WriterEnd(OwnerEnd):
             if not self._was_ready:
                 self._wait_until_ready(deadline)
             self.look_around()
-            self.report_deaths()
+            if self.members.unreported:
+                self.report_deaths()
             position = self._settle()
-            self._send_or_abort(self._encoder.encode(obj), position, deadline)
+            message = self._encoder.encode(obj)
+            try:
+                self._send(message, deadline)
+            except BaseException:
+                self._end_message(message, position)
+                raise
+            if message.slots:
+                self.slots.enqueue(message.slots, position)
             self._unsettled = None
         finally:
             self.leave()
@@ -89,14 +97,12 @@ class WriterEnd(OwnerEnd):
         position = self._unsettled = self.ring.position
         return position
 
-    def _send_or_abort(self, message: pickling.Encoded, position: int, deadline: Deadline) -> None:
-        try:
-            self._send(message, deadline)
-        finally:
-            if self.ring.position == position:
-                self._encoder.abort(message)
-            else:  # out, even if a signal handler's exception came right behind
-                self.slots.enqueue(message.slots, position)
+    def _end_message(self, message: pickling.Encoded, position: int) -> None:
+        """After an exception: not out and aborted, or out, if a signal handler's exception came right behind."""
+        if self.ring.position == position:
+            self._encoder.abort(message)
+        else:
+            self.slots.enqueue(message.slots, position)
 
     def loan(self, shape: Sequence[int], dtype: torch.dtype, deadline: Deadline) -> torch.Tensor:
         if dtype not in tensors.DLPACK:
@@ -130,19 +136,18 @@ class WriterEnd(OwnerEnd):
 
     def _send(self, message: pickling.Encoded, deadline: Deadline) -> None:
         self._number += 1  # whether or not it gets out: no two payloads share a number, or a reader takes one for the other
-        pickle_bytes = sum(map(len, message.pickle_parts))
-        if not message.buffers and pickle_bytes <= self._plain_bytes_max:
+        if not message.buffers and message.pickle_bytes <= self._plain_bytes_max:
             record = codec.pack_plain(self._number, message.pickle_parts)
             while self.ring.send_bytes(record) is Outcome.NO_ROOM:
                 self._wait_room(len(record), deadline)
         else:
-            self._send_with_buffers(message, pickle_bytes, deadline)
+            self._send_with_buffers(message, deadline)
         self._messages_total += 1
 
-    def _send_with_buffers(self, message: pickling.Encoded, pickle_bytes: int, deadline: Deadline) -> None:
+    def _send_with_buffers(self, message: pickling.Encoded, deadline: Deadline) -> None:
         self.slots.publish(message.slots, self.ring.members)
         grants = [self.slots.grant(slot) for slot in message.slots]
-        payload_bytes = pickle_bytes + sum([buffer.nbytes for buffer in message.inline])
+        payload_bytes = message.pickle_bytes + sum([buffer.nbytes for buffer in message.inline])
         record_bytes = codec.header_bytes(len(grants), len(message.buffers)) + payload_bytes
         flags = codec.OUT_OF_BAND if record_bytes > self._record_bytes_max else 0
         header, table = codec.pack(

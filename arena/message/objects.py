@@ -57,7 +57,7 @@ class PackedObject:
     def __init__(self, message: Encoded) -> None:
         self.loans = message.slots
         self._parts = message.pickle_parts
-        self._pickle_bytes = sum(map(len, message.pickle_parts))
+        self._pickle_bytes = message.pickle_bytes
         header_bytes = codec.header_bytes(1 + len(self.loans), len(message.buffers))
         self._record_bytes = header_bytes + self._pickle_bytes
         self._buffers: list[Buffer] = []

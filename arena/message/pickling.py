@@ -48,14 +48,16 @@ class Encoded:
 
     Attributes:
         pickle_parts: pieces of the pickle, in order.
+        pickle_bytes: their length together.
         buffers: the buffer table, in the order in which the pickle asks for buffers.
         inline: the buffers that travel with the pickle.
         slots: the slots that it holds, one per grant.
     """
 
-    __slots__ = ("buffers", "inline", "pickle_parts", "slots")
+    __slots__ = ("buffers", "inline", "pickle_bytes", "pickle_parts", "slots")
 
     def __init__(self) -> None:
+        self.pickle_bytes = 0
         self.pickle_parts: list[bytes] = []
         self.buffers: list[Buffer] = []
         self.inline: list[Inline] = []
@@ -128,7 +130,8 @@ class Encoder:
             self._message = _NO_MESSAGE  # which would keep the caller's buffers alive
         message.pickle_parts = self._parts.copy()
         self._parts.clear()
-        if sum(map(len, message.pickle_parts)) < REUSE_BYTES:
+        message.pickle_bytes = sum(map(len, message.pickle_parts))
+        if message.pickle_bytes < REUSE_BYTES:
             pickler.clear_memo()
             self._pickler = pickler
         return message

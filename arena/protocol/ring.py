@@ -115,7 +115,7 @@ class RingWriter:
     @property
     def position(self) -> int:
         """The byte that the next record starts at."""
-        return int(self._ring.position)
+        return self._ring.position  # type: ignore[no-any-return]
 
     def members_changed(self) -> bool:
         """Whether any entry differs from what ``entries`` last returned."""
