@@ -51,6 +51,17 @@ void arena_wake_writer(arena_mapping *m) {
 
 /* ---- message slots -------------------------------------------------------------------------- */
 
+#define KIND_BITS 3u
+
+/* An entry's last word: its kind, and above that a sum over the extent.  A damaged offset mostly leads to another slot's
+ * bytes, which a look at the limits does not show. */
+static uint64_t sealed_kind(uint32_t slot, uint64_t offset, uint64_t nbytes, uint64_t kind) {
+    uint64_t sum = (offset ^ 0x9E3779B97F4A7C15u) * 0xBF58476D1CE4E5B9u;
+    sum = (sum ^ sum >> 31 ^ nbytes) * 0x94D049BB133111EBu;
+    sum = (sum ^ sum >> 29 ^ slot) * 0x9E3779B97F4A7C15u;
+    return (sum ^ sum >> 32) << KIND_BITS | kind;
+}
+
 void arena_slot_claim(arena_mapping *m, uint32_t slot, uint64_t generation, uint64_t offset, uint64_t nbytes,
                       uint64_t kind) {
     struct arena_slot *entry = slot_of(m, slot);
@@ -59,7 +70,7 @@ void arena_slot_claim(arena_mapping *m, uint32_t slot, uint64_t generation, uint
     STEP(extent_store);
     entry->offset = offset;
     entry->nbytes = nbytes;
-    entry->kind = kind;
+    entry->kind = sealed_kind(slot, offset, nbytes, kind);
 }
 
 /* The extent of a slot that is held.  Every word is read once and judged as read: shared memory may
@@ -69,6 +80,8 @@ int arena_slot_extent(arena_mapping *m, uint32_t slot, uint64_t *offset, uint64_
     STEP(extent_load);
     *offset = *(volatile uint64_t *)&entry->offset;
     *nbytes = *(volatile uint64_t *)&entry->nbytes;
+    uint64_t kind = *(volatile uint64_t *)&entry->kind;
+    if (kind != sealed_kind(slot, *offset, *nbytes, kind & ((1u << KIND_BITS) - 1))) return ARENA_CORRUPT;
     uint64_t limit = m->geometry.data_bytes;
     bool inside = *offset <= limit && *nbytes <= limit - *offset;
     return inside && *offset % ARENA_PAGE == 0 ? ARENA_OK : ARENA_CORRUPT;
