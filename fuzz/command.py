@@ -92,7 +92,7 @@ def execute(name: str, seed: int | None, seconds: float | None, runs: int | None
         task = progress.add_task(name)
 
         def told(session: Session) -> None:
-            faulthandler.dump_traceback_later(SILENCE_LIMIT_S, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(SILENCE_LIMIT_S, exit=True, file=2)
             progress.update(task, description=_described(session))
 
         session.told = told
