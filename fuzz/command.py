@@ -62,6 +62,7 @@ def _options(name: str) -> list[click.Parameter]:
             click.Option(["--signal"], type=click.Choice(["kill", "stop", "exception"]), multiple=True, help="by what"),
             click.Option(["--readers"], type=click.IntRange(1, 63), multiple=True, help="how many readers there are"),
             click.Option(["--at"], type=click.IntRange(min=0), help="before this step only"),
+            click.Option(["--trace"], type=click.IntRange(min=0), default=20, help="log every n-th step's match; 0: none"),
             click.Option(["--stride"], type=click.IntRange(min=1), default=1, help="every n-th step only"),
         ]
     if name == "soak":

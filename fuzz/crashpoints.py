@@ -17,6 +17,9 @@ from fuzz.workers import Pool
 ROLES = ("writer", "reader", "joiner")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "exception": signal.SIGUSR1}
 READERS = (2, 4)
+TRACE_EVERY = 20
+"""One match of so many is logged and held to the model, which takes longer than the match."""
+
 LANES = 4
 """Matches side by side.  A sweep ends when so many steps in a row were not reached: a match may vary from another."""
 
@@ -77,7 +80,9 @@ def _sweep(session: Session, lanes: Lanes, n_readers: int, role: str, name: str)
 
 def _hit(pool: Pool, n_readers: int, arms: list[Arm], session: Session) -> bool:
     """Plays a match; whether every arm was reached."""
-    match = Match(pool, n_readers, arms)
+    every = int(session.options.get("trace", TRACE_EVERY))  # an exception is no action of the model
+    is_traced = bool(every) and arms[0].at % every == 0 and all(arm.signal != signal.SIGUSR1 for arm in arms)
+    match = Match(pool, n_readers, arms, is_traced=is_traced)
     try:
         match.play()
     except Failure as failure:
@@ -89,6 +94,8 @@ def _hit(pool: Pool, n_readers: int, arms: list[Arm], session: Session) -> bool:
         )
         raise Failure(f"{n_readers} readers, {', '.join(map(str, arms))}: {failure}{hint}") from None
     session.count("matches")
+    if is_traced:
+        session.count("traces accepted")
     return match.reached == len(arms)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arena import Handle
-from fuzz import belongings, scenario
+from fuzz import belongings, scenario, traces
 from fuzz.scenario import Arm, Report
 from fuzz.session import Failure, expect
 from fuzz.workers import LIMIT_S, Ended, Pool, Worker, wait_any
@@ -51,11 +51,21 @@ class Match:
         arms: at most one per process.
         fault: planted in reader 0, for the canary.
         limit_s: what gives no sign for so long hangs.
+        is_traced: every action is logged, and the log must be a behaviour of the model.
     """
 
     def __init__(
-        self, pool: Pool, n_readers: int, arms: Sequence[Arm] = (), *, fault: str = "", limit_s: float = LIMIT_S
+        self,
+        pool: Pool,
+        n_readers: int,
+        arms: Sequence[Arm] = (),
+        *,
+        fault: str = "",
+        limit_s: float = LIMIT_S,
+        is_traced: bool = False,
     ) -> None:
+        self._is_traced = is_traced
+        self._log_to = ""
         self._fault = fault
         self._limit_s = limit_s
         self._pool = pool
@@ -73,7 +83,12 @@ class Match:
             Failure: something does not hold.
         """
         try:
-            return self._play()
+            if not self._is_traced:
+                return self._play()
+            with traces.directory() as self._log_to:
+                reports = self._play()
+                traces.check(self._log_to)
+            return reports
         except BaseException:
             for player in self._players:  # whatever they do, it ends here
                 self._pool.end(player.worker)
@@ -103,6 +118,8 @@ class Match:
         arm = armed[0] if armed and is_original else None
         player = _Player(self._pool.take(), rank, arm, is_original)
         self._players.append(player)
+        if self._log_to:
+            player.worker.run(traces.log_to, self._log_to)
         player.worker.start(function, *arguments, arm, *([self._fault] if rank == 0 and is_original else []))
 
     @property
@@ -165,6 +182,8 @@ class Match:
             if player.killed:
                 self._pool.end(player.worker)
             else:
+                if self._log_to:
+                    player.worker.run(traces.log_to, "")
                 self._pool.give_back(player.worker)
         self._players = []
         expect(not belongings.files_of(dead), f"files left by the dead: {belongings.files_of(dead)}")
