@@ -3,6 +3,7 @@
 from arena import errors
 from arena.cache import CacheHandle, CacheReader, ObjectCache, Uncached
 from arena.config import ArenaConfig
+from arena.offload import SharedOffloadRegion
 from arena.queue import Handle, MessageQueue
 from arena.statistics import CacheStatistics, Statistics
 
@@ -14,6 +15,7 @@ __all__ = [
     "Handle",
     "MessageQueue",
     "ObjectCache",
+    "SharedOffloadRegion",
     "Statistics",
     "Uncached",
     "errors",
