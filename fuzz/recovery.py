@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from arena import Handle, MessageQueue
@@ -45,7 +48,10 @@ def recovery(session: Session) -> None:
 
 
 def _while_full(writer: MessageQueue, victim: Worker) -> float:
-    """The reader is stopped with the ring full, and dies: from its SIGKILL to the end of the enqueue that had no room."""
+    """The reader is stopped with the ring full, and dies: from its death to the end of the enqueue that had no room.
+
+    A death is when the pidfd says so: the kernel takes a while from the SIGKILL to there, to tear a large process down.
+    """
     victim.signal(signal.SIGSTOP)
     wait_until(victim.is_stopped, "a SIGSTOP")
     try:
@@ -53,10 +59,20 @@ def _while_full(writer: MessageQueue, victim: Worker) -> float:
             writer.enqueue(("filler", FILLER), 0.05)
     except TimeoutError:
         pass
-    victim.signal(signal.SIGKILL)
-    started = time.perf_counter()
-    writer.enqueue(("filler", FILLER), LIMIT_S)
-    return time.perf_counter() - started
+    with ThreadPoolExecutor(1) as threads:
+        died = threads.submit(_death_of, os.pidfd_open(victim.pid))
+        victim.signal(signal.SIGKILL)
+        writer.enqueue(("filler", FILLER), LIMIT_S)
+        return time.perf_counter() - died.result()
+
+
+def _death_of(pidfd: int) -> float:
+    """When it was."""
+    try:
+        select.select([pidfd], [], [])
+        return time.perf_counter()
+    finally:
+        os.close(pidfd)
 
 
 def _while_free(writer: MessageQueue, victim: Worker) -> float:
