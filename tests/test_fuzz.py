@@ -15,7 +15,7 @@ from fuzz.planted import FAULTS
 from fuzz.session import Failure, Session
 
 SMOKE: dict[str, dict[str, Any]] = {
-    "crashpoints": {"stride": 61, "readers": (2,)},
+    "crashpoints": {"stride": 97, "readers": (2,)},
     "crashpairs": {"runs": 8},
     "killall": {"runs": 3},
     "recovery": {"runs": 4},
