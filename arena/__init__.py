@@ -3,9 +3,11 @@
 from arena import errors
 from arena.cache import CacheHandle, CacheReader, ObjectCache, Uncached
 from arena.config import ArenaConfig
+from arena.hashing import object_key
+from arena.mirrored import MirroredCache
 from arena.offload import SharedOffloadRegion
 from arena.queue import Handle, MessageQueue
-from arena.statistics import CacheStatistics, Statistics
+from arena.statistics import CacheStatistics, LeaseStatistics, Statistics
 
 __all__ = [
     "ArenaConfig",
@@ -13,10 +15,13 @@ __all__ = [
     "CacheReader",
     "CacheStatistics",
     "Handle",
+    "LeaseStatistics",
     "MessageQueue",
+    "MirroredCache",
     "ObjectCache",
     "SharedOffloadRegion",
     "Statistics",
     "Uncached",
     "errors",
+    "object_key",
 ]

@@ -124,7 +124,7 @@ class ObjectCache:
         self._object_bytes_max = limit_bytes if max_object_bytes is None else min(max_object_bytes, limit_bytes)
         self._slots = end.slots
         self._lock = end.slots.lock
-        self._objects = ObjectWriter(end.segment, end.slots)
+        self._objects = ObjectWriter(end.segment, end.slots, end.config.quarantine_s)
         self._secret = end.segment.secret()
         self._segment_id = end.segment.handle.segment_id
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()  # the least recently used first
@@ -264,6 +264,9 @@ class ObjectCache:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __bool__(self) -> bool:
+        return True  # an empty cache is a cache
 
     def touch(self, keys: Iterable[Key]) -> list[Key]:
         """Uses all keys of a request, before its new objects are put; returns those that nothing is under."""

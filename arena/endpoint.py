@@ -73,6 +73,7 @@ class Endpoint:
         self._cancelling = threading.RLock()  # no cancel after the release: it would touch unmapped memory
         self._owner = 0  # the thread inside a call
         self._visits = 0  # uses that take no turn
+        self._glancing = 0  # the thread inside a glance
 
     def enter(self, deadline: Deadline) -> None:
         """Before every call that uses the segment; ``leave`` follows in a ``finally``.
@@ -119,7 +120,13 @@ class Endpoint:
         """Around a look at shared words that waits for no call: only the release waits for it."""
         with self._cancelling:
             self.check_usable()
-            yield
+            self._glancing = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._glancing = 0
+        if self.closed and not self._released:
+            self._release_once()
 
     @contextmanager
     def visit(self) -> Iterator[None]:
@@ -147,7 +154,7 @@ class Endpoint:
         if not self._alive[0]:
             return
         self.closed = True
-        if self._owner == threading.get_ident():  # a signal handler: the call that it is inside of ends, and then releases
+        if threading.get_ident() in (self._owner, self._glancing):  # a signal handler: what it is inside of releases
             self._cancel()
             return
         self._release_once()

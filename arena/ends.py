@@ -33,12 +33,17 @@ class OwnerEnd(Endpoint):
         capacity_bytes = align(arena.capacity_bytes if arena else 0, PAGE)
         of = Layout(len(ranks), arena.slots if arena else 0, ring_bytes, capacity_bytes)
         made = segment.create(of, backing=config.backing, prefault=config.prefault, huge_pages=config.huge_pages)
-        self.ring = RingWriter(made)
-        super().__init__(made, self.ring.shutdown)
-        self.config = config
-        self.ranks = tuple(ranks)
-        self.slots = SlotWriter(made, chunk_bytes=chunk_bytes_of(config.pin), quarantine_s=config.quarantine_s)
-        self.members = Members(self.ring, self.slots, ranks)
+        try:
+            self.ring = RingWriter(made)
+            super().__init__(made, self.ring.shutdown)
+            self.config = config
+            self.ranks = tuple(ranks)
+            self.slots = SlotWriter(made, chunk_bytes=chunk_bytes_of(config.pin), quarantine_s=config.quarantine_s)
+            self.members = Members(self.ring, self.slots, ranks)
+        except BaseException:
+            segment.unlink(made.handle)
+            made.close()
+            raise
         self.raise_on_death = False
         self._was_ready = False
         self._next_reap = 0.0
@@ -126,10 +131,14 @@ class MemberEnd(Endpoint):
         self.rank = rank
         self.row = handle.local_reader_ranks.index(rank)
         attached = segment.attach(handle.segment, handle.reader_access)
-        self.writer = Peer.watch(handle.segment.creator_pid, handle.segment.creator_start)
+        self.writer = Peer.watch(0, 0)
         self._claimed = False
         try:
-            self.entry = MemberWord(State.JOINING, os.getpid(), process.own_start_time())
+            # Pids mean nothing to a process of another PID namespace: then neither end can prove the other's death.
+            same_pids = handle.segment.pid_namespace == process.pid_namespace()
+            if same_pids:
+                self.writer = Peer.watch(handle.segment.creator_pid, handle.segment.creator_start)
+            self.entry = MemberWord(State.JOINING, os.getpid() if same_pids else 0, process.own_start_time())
             self.ring = RingReader(attached, self.row, self.entry)
             super().__init__(attached, self.ring.shutdown)
         except BaseException:

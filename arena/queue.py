@@ -147,6 +147,9 @@ class MessageQueue:
         """
         self._end.shutdown()
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a queue does not travel: send export_handle(), and call create_from_handle(handle, rank) there")
+
     def __enter__(self) -> MessageQueue:
         return self
 

@@ -9,16 +9,17 @@ from functools import partial
 
 import torch
 
+from arena.config import ReaderAccess
 from arena.device.choice import choose
 from arena.device.interface import Device, Stream
 from arena.endpoint import Deadline
 from arena.ends import RANK_POLL_S, MemberEnd
-from arena.errors import Cancelled, InvalidHandle, WriterDied
+from arena.errors import Cancelled, InvalidHandle, MessageLost, WriterDied
 from arena.handle import Handle
 from arena.message import copies
 from arena.message.gates import GATE_SLICE_US, Gates
 from arena.message.leases import Decoder, PayloadLate
-from arena.message.outofband import OutOfBandReader, identity
+from arena.message.outofband import LINGER_MS, OutOfBandReader, identity
 from arena.protocol.ring import Outcome
 from arena.protocol.slots import SlotReader
 from arena.statistics import LeaseStatistics
@@ -39,15 +40,17 @@ class ReaderEnd(MemberEnd):
             self._out_of_band = OutOfBandReader(handle.endpoint, identity(rank, self.entry))
             self._open_gates(handle, device)
             self.claim_entry()
+            self._decoder = self._new_decoder(handle.reader_access)
         except BaseException:
             self.release()
             raise
         self._spin_us = handle.spin_us
-        access = handle.reader_access
+        self._closed_since: float | None = None  # when the writer was seen to have closed while a payload was missing
+
+    def _new_decoder(self, access: ReaderAccess) -> Decoder:
         slots = SlotReader(self.segment, self.row)
-        self._decoder = Decoder(
-            self.segment, slots, private=access == "private", readonly=access == "readonly", gates=self.gates
-        )
+        private, readonly = access == "private", access == "readonly"
+        return Decoder(self.segment, slots, private=private, readonly=readonly, gates=self.gates)
 
     def _open_gates(self, handle: Handle, device: Device | None) -> None:
         access = handle.reader_access
@@ -139,6 +142,8 @@ class ReaderEnd(MemberEnd):
                 raise Cancelled("shutdown() ended a wait for admission")
             ended = self._why_nothing_will_come()
             if ended is not None:
+                if self.ring.wait_admission(0) is Outcome.OK:  # the last look
+                    break
                 raise ended
             if deadline.passed():
                 raise TimeoutError(
@@ -159,6 +164,10 @@ class ReaderEnd(MemberEnd):
             raise Cancelled("shutdown() ended dequeue")
         if self.writer.is_dead():
             raise WriterDied(f"writer {self.writer.pid} died while a message was under way out of band")
+        if self.ring.writer_closed:  # it gives what is under way LINGER_MS, and no more
+            self._closed_since = self._closed_since or time.monotonic()
+            if time.monotonic() - self._closed_since > 2e-3 * LINGER_MS:
+                raise MessageLost(f"message {number} was under way out of band when writer {self.writer.pid} shut down")
         if deadline.passed():
             raise PayloadLate(
                 f"rank {self.rank}: message {number} comes out of band and was not there within {deadline.timeout_s} s; "

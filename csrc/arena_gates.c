@@ -47,11 +47,13 @@ void arena_grant_gate(arena_grant *g, arena_gates *gates, const char *data, uint
 /* Takes a grant whose last holder is gone; false: nothing is pinned, it is to be released at once. */
 bool arena_gates_push(arena_gates *gates, arena_grant *g) {
     if (!atomic_load(&gates->is_shut)) return false;
+    atomic_fetch_add(&gates->references, 1); /* once on the list, g and with it the gates may be gone at any time */
     arena_grant *head = atomic_load(&gates->dropped);
     do {
         g->next = head;
     } while (!atomic_compare_exchange_weak(&gates->dropped, &head, g));
     if (atomic_load(&gates->is_waited_for)) wake_if_parked(&gates->signal);
+    arena_gates_close(gates);
     return true;
 }
 

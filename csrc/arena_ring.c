@@ -221,7 +221,7 @@ uint64_t arena_ring_consumed(arena_mapping *m, uint32_t rank) {
 int arena_ring_read(arena_ring_reader *r) {
     uint64_t available = arena_ring_published(r->m) - r->position;
     if (available == 0) return ARENA_EMPTY;
-    if (available > r->m->geometry.ring_bytes) return ARENA_CORRUPT;
+    if (available > r->m->geometry.ring_bytes || r->position % LENGTH_BYTES) return ARENA_CORRUPT;
     STEP(record_read);
     uint64_t to_end = left_to_end(r->m, r->position);
     uint64_t start = r->position;
@@ -314,7 +314,8 @@ int arena_ring_wait_admission(arena_ring_reader *r, uint64_t joining_word, uint6
     if (rc == ARENA_EMPTY && arena_member_read(r->m, r->rank) == joining_word && slice_us)
         arena_ring_reader_sleep(r, slice_us);
     arena_ring_reader_unpark(r);
-    if (arena_member_read(r->m, r->rank) == joining_word) return rc; /* [member.admit] */
+    uint64_t joined_word = joining_word + 1; /* JOINED is the state after JOINING: see layout.py */
+    if (arena_member_read(r->m, r->rank) != joined_word) return rc; /* [member.admit] */
     r->position = arena_ring_consumed(r->m, r->rank);
     return ARENA_OK;
 }

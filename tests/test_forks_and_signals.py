@@ -234,3 +234,34 @@ def test_threads_use_one_queue_in_turns() -> None:
         for wait in waits:
             wait()
         assert writer.statistics().slots_free == SMALL.slots
+
+
+def test_shutdown_from_a_handler_inside_statistics_unmaps_nothing_in_use() -> None:
+    done = python(
+        """
+import signal
+from arena import MessageQueue
+from arena.errors import Cancelled
+for _ in range(20):
+    queue = MessageQueue(1, 1)
+    signal.signal(signal.SIGALRM, lambda number, frame: queue.shutdown())
+    signal.setitimer(signal.ITIMER_REAL, 0.002)
+    try:
+        while True:
+            queue.statistics()
+    except Cancelled:
+        pass
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_forked_child_keeps_no_descriptor_of_the_memory() -> None:
+    with MessageQueue(1, 1) as writer:
+        path = f"/proc/self/fd/{writer._end.segment.fd}"
+        target = os.readlink(path)
+
+        def look() -> None:
+            assert not os.path.exists(path) or os.readlink(path) != target
+
+        assert in_child(look, os._exit) == 0

@@ -24,7 +24,7 @@ from arena.shm.layout import MemberWord
 
 _NUMBER = struct.Struct("<Q")
 _PATH_BYTES_MAX = 100  # sun_path has 108
-_LINGER_MS = 1000
+LINGER_MS = 1000
 _POLL_MS = 20
 
 
@@ -48,7 +48,7 @@ class OutOfBandWriter:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown reader is an error, not a silent loss
             self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a process that left may join again, by the same name
             self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the queue instead, in bytes
-            self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+            self._socket.setsockopt(zmq.LINGER, LINGER_MS)
             path = f"{self._directory}/socket"
             self._socket.bind(f"ipc://{path}")
             self.endpoint = f"ipc://{path}"
@@ -64,7 +64,7 @@ class OutOfBandWriter:
         """Hands a message for one reader to ZMQ; False if it is ``gone`` before it has connected."""
         while True:
             try:
-                self._socket.send_multipart([reader, _NUMBER.pack(number), *frames], copy=False)
+                self._send_whole([reader, _NUMBER.pack(number), *frames])
                 return True
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
@@ -72,6 +72,19 @@ class OutOfBandWriter:
             if gone():
                 return False
             self._socket.poll(_POLL_MS)  # lets the handshake of a new connection through
+
+    def _send_whole(self, parts: list[bytes]) -> None:
+        """All parts, or a message that says by its number of frames that it was cut short."""
+        begun = False
+        try:
+            for part in parts[:-1]:
+                self._socket.send(part, zmq.SNDMORE, copy=False)
+                begun = True
+            self._socket.send(parts[-1], copy=False)
+            begun = False
+        finally:
+            if begun:  # an exception came in between: the next message must not be appended to this one
+                self._socket.send(b"")
 
     def remove_name(self) -> None:
         """Takes the socket's file out of the file system; idempotent."""
@@ -81,7 +94,7 @@ class OutOfBandWriter:
         """Ends the socket, giving messages under way a second; idempotent."""
         self.remove_name()
         if not self._context.closed:
-            self._context.destroy(linger=_LINGER_MS)
+            self._context.destroy(linger=LINGER_MS)
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -110,6 +123,8 @@ class OutOfBandReader:
         Raises:
             MessageLost: the next message is a later one, or has another number of frames.
         """
+        while self._socket.getsockopt(zmq.RCVMORE):  # an exception cut the last one short
+            self._socket.recv(copy=False)
         while True:
             while not self._socket.poll(_POLL_MS):
                 check()

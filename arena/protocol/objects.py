@@ -137,7 +137,7 @@ class ObjectWriter:
 
     def reclaim(self, row: int) -> None:
         """A reader is dead and its row will be zeroed: what it held is fenced off until the quarantine ends."""
-        if not self._quarantine_s:
+        if not self._quarantine_s or not lib.arena_member_is_pinned(self._mapping, row):
             return
         until = time.monotonic() + self._quarantine_s
         for slot, generation in self._slots.held_by(row):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from dataclasses import dataclass
 from functools import cache
+
+from arena.errors import CapacityError
 
 
 def start_time(pid: int) -> int | None:
@@ -54,29 +57,47 @@ class Peer:
 
     @staticmethod
     def watch(pid: int, start: int) -> Peer:
-        """Watches a process; one that has ended, or whose pid is another's by now, is dead from the start."""
+        """Watches a process; one that has ended, or whose pid is another's by now, is dead from the start.
+
+        A process of another PID namespace (``pid`` 0) cannot be watched.
+
+        Raises:
+            CapacityError: no descriptor is left: a death would never be seen.
+        """
+        if pid == 0:
+            return Peer(pid, start, _UNWATCHED)
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             return Peer(pid, start, _DEAD)
-        except (OSError, AttributeError):
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise CapacityError(f"no descriptor to watch process {pid} with: raise ulimit -n") from error
             return Peer(pid, start, _UNWATCHED)
-        if start_time(pid) != start:
+        except AttributeError:
+            return Peer(pid, start, _UNWATCHED)
+        try:
+            is_another = start_time(pid) != start
+        except BaseException:
+            os.close(pidfd)
+            raise
+        if is_another:
             os.close(pidfd)
             return Peer(pid, start, _DEAD)
         return Peer(pid, start, pidfd)
 
     def is_dead(self) -> bool:
         """Whether the process has ended, for a fact."""
-        if self.pidfd < 0:
-            return self.pidfd == _DEAD
+        pidfd = self.pidfd  # read once: another thread may close it
+        if pidfd < 0:
+            return pidfd == _DEAD
         poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
+        poll.register(pidfd, select.POLLIN)
         return bool(poll.poll(0))
 
     def is_suspect(self) -> bool:
         """Whether the process seems to have ended, where that cannot be proved."""
-        return self.pidfd == _UNWATCHED and start_time(self.pid) != self.start
+        return self.pidfd == _UNWATCHED and self.pid != 0 and start_time(self.pid) != self.start
 
     def how_it_ended(self) -> str:
         """``exit 1``, ``signal 9`` for a child of this process that nobody has waited for; else ``unknown``."""

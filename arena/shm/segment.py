@@ -22,6 +22,7 @@ from typing import Any
 from arena.config import Backing, Prefault, ReaderAccess
 from arena.errors import AttachError, CapacityError, CorruptError, InvalidHandle
 from arena.shm import capacity, layout, process
+from arena.shm.descriptors import close_kept, open_kept
 from arena.shm.layout import Layout, MemberWord, State
 from arena.shm.native import ffi, geometry, lib
 
@@ -89,7 +90,7 @@ class Segment:
                 return
             self._closed = True
         lib.arena_map_release(self.mapping)
-        os.close(self.fd)
+        close_kept(self.fd)
 
 
 def create(of: Layout, *, backing: Backing = "memfd", prefault: Prefault = "lazy", huge_pages: bool = False) -> Segment:
@@ -118,7 +119,7 @@ def create(of: Layout, *, backing: Backing = "memfd", prefault: Prefault = "lazy
     except BaseException:
         if backing == "shm":
             os.unlink(path)
-        os.close(fd)
+        close_kept(fd)
         raise
     return segment
 
@@ -128,7 +129,8 @@ def _open_new(of: Layout, backing: Backing, segment_id: bytes, huge_pages: bool)
     try:
         if backing == "shm":
             path = f"{capacity.SHM_DIRECTORY}/arena-{os.getpid()}-{segment_id.hex()}"
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            fd = open_kept(lambda: os.open(path, flags, 0o600))
             try:
                 os.ftruncate(fd, of.total_bytes)
                 # Taken now, because a store into a page that another segment has taken meanwhile is a SIGBUS; pages of the
@@ -136,12 +138,12 @@ def _open_new(of: Layout, backing: Backing, segment_id: bytes, huge_pages: bool)
                 os.posix_fallocate(fd, 0, of.control_bytes)
             except OSError:
                 os.unlink(path)
-                os.close(fd)
+                close_kept(fd)
                 raise
             return fd, of, path, True
         if huge_pages and (opened := _open_hugetlb(of)) is not None:
             return (*opened, False)
-        fd = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = open_kept(lambda: os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         return fd, of, _size_and_seal(fd, of), True
     except OSError as error:
         raise _no_memory("create", of, error) from error
@@ -153,7 +155,7 @@ def _size_and_seal(fd: int, of: Layout) -> str:
         os.ftruncate(fd, of.total_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except OSError:
-        os.close(fd)
+        close_kept(fd)
         raise
     return f"/proc/{os.getpid()}/fd/{fd}"
 
@@ -163,7 +165,7 @@ def _open_hugetlb(of: Layout) -> tuple[int, Layout, str] | None:
     slack = layout.align(of.control_bytes, HUGE_PAGE) - of.control_bytes
     huge = Layout(of.n_readers, of.n_slots, of.ring_bytes + slack, layout.align(of.data_bytes, HUGE_PAGE))
     try:
-        fd = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+        fd = open_kept(lambda: os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB))
         path = _size_and_seal(fd, huge)
     except OSError as error:
         log.warning("huge_pages: no hugetlb memfd (%s); asking for transparent huge pages instead", error)
@@ -173,7 +175,7 @@ def _open_hugetlb(of: Layout) -> tuple[int, Layout, str] | None:
     except CapacityError:
         n_pages = huge.total_bytes // HUGE_PAGE
         log.warning("huge_pages: fewer than %d are reserved; asking for transparent ones instead", n_pages)
-        os.close(fd)
+        close_kept(fd)
         return None
     return fd, huge, path
 
@@ -261,7 +263,7 @@ def attach(handle: SegmentHandle, access: ReaderAccess = "shared") -> Segment:
     _check_reach(handle)
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_NOFOLLOW if handle.backing == "shm" else 0)
     try:
-        fd = os.open(handle.path, flags)
+        fd = open_kept(lambda: os.open(handle.path, flags))
     except OSError as error:
         raise _cannot_open(handle, error) from error
     try:
@@ -276,7 +278,7 @@ def attach(handle: SegmentHandle, access: ReaderAccess = "shared") -> Segment:
             lib.arena_map_release(mapping)
             raise
     except BaseException:
-        os.close(fd)
+        close_kept(fd)
         raise
     return Segment(mapping, fd, handle)
 
