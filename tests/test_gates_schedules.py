@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,9 +22,13 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: Patch) -> None:
+def _small_chunks(monkeypatch: Patch) -> Iterator[None]:
     monkeypatch.setattr(pinning, "LAZY_CHUNK_BYTES", CHUNK_BYTES)
-    logging.getLogger("arena").setLevel(logging.ERROR)  # what is said of deaths and fallbacks would fill pages
+    logger = logging.getLogger("arena")
+    before = logger.level
+    logger.setLevel(logging.ERROR)  # what is said of deaths and fallbacks would fill pages
+    yield
+    logger.setLevel(before)
 
 
 @pytest.mark.parametrize("schedules", [QUICK, pytest.param(DEEP, marks=[pytest.mark.deep, pytest.mark.timeout(3600)])])
