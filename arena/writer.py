@@ -29,10 +29,6 @@ JOIN_BYTES = 32 << 10
 """A record below this is joined in Python and handed over as one piece: cheaper than a list of pieces."""
 
 
-BLOCKED_SLICE_US = 20_000
-"""How long a writer that waits for a reader sleeps before it looks whether that one is dead."""
-
-
 class WriterEnd(OwnerEnd):
     """Publishes messages to every member.  The methods are those of ``MessageQueue``, which documents them."""
 
@@ -205,13 +201,13 @@ class WriterEnd(OwnerEnd):
         """Sleeps until a reader has read something, one slice at most."""
         self.ring.park()  # [park.consumed]
         if not self._budget_allows(nbytes) and not self.ring.closed:
-            self.ring.sleep(min(deadline.slice_us(), BLOCKED_SLICE_US))
+            self.ring.sleep(deadline.slice_us())
         self.ring.unpark()
         self._after_slice(nbytes, deadline)
 
     def _wait_room(self, nbytes: int, deadline: Deadline) -> None:
         """Sleeps until the ring has room, one slice at most."""
-        if self.ring.wait_room(nbytes, min(deadline.slice_us(), BLOCKED_SLICE_US)) is not Outcome.OK:
+        if self.ring.wait_room(nbytes, deadline.slice_us()) is not Outcome.OK:
             self._after_slice(nbytes, deadline)
 
     def _after_slice(self, nbytes: int, deadline: Deadline) -> None:

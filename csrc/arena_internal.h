@@ -5,6 +5,7 @@
 #ifndef ARENA_INTERNAL_H
 #define ARENA_INTERNAL_H
 
+#include <errno.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -49,10 +50,11 @@ static inline arena_word *hold_of(arena_mapping *m, uint32_t row, uint32_t slot)
 static inline arena_word32 *closed_of(uint32_t *closed) { return (arena_word32 *)closed; }
 
 /* Sleeps only while the word is 1: the kernel compares under the lock that futex_wake takes. */
-static inline void futex_wait_parked(arena_word32 *word, uint64_t slice_us) {
+/* Returns 0 when woken, else an errno: ETIMEDOUT at the end of the slice. */
+static inline int futex_wait_parked(arena_word32 *word, uint64_t slice_us) {
     struct timespec slice = {(time_t)(slice_us / 1000000), (long)(slice_us % 1000000) * 1000};
     STEP(futex_wait);
-    syscall(SYS_futex, word, FUTEX_WAIT, 1, &slice, NULL, 0);
+    return syscall(SYS_futex, word, FUTEX_WAIT, 1, &slice, NULL, 0) == 0 ? 0 : errno;
 }
 
 static inline void futex_wake_one(arena_word32 *word) {

@@ -97,6 +97,8 @@ typedef struct arena_ring_writer {
     uint64_t min_consumed; /* of the members, as last seen */
     uint64_t members;      /* mask of the ranks whose cursors count */
     uint64_t impossible;   /* mask of the ranks whose cursors cannot be */
+    const int *pidfds;     /* of the readers: a sleeping writer looks at them now and then */
+    uint32_t n_pidfds;
     uint32_t closed;
 } arena_ring_writer;
 

@@ -6,6 +6,7 @@
  * A record is a u64 length, then that many bytes, rounded up to 8.  A length of all ones pads to
  * the end of the ring.  Positions only grow; a byte's place is its position modulo the capacity.
  */
+#include <poll.h>
 #include <string.h>
 
 #include "arena_internal.h"
@@ -17,6 +18,9 @@
 /* An empty ring goes back to its start beyond this many bytes: the first pages stay warm, and a
  * queue of small messages does not walk through (and keep resident) the whole ring. */
 #define REWIND_BYTES (256u << 10)
+
+/* How often a sleeping writer looks at its readers' pidfds: some microseconds each time. */
+#define WATCH_US 20000
 
 uint64_t arena_record_footprint(uint64_t nbytes) { return (LENGTH_BYTES + nbytes + 7) & ~(uint64_t)7; }
 
@@ -129,8 +133,18 @@ int arena_ring_writer_recheck(arena_ring_writer *w, uint64_t nbytes) {
     return place < 0 ? (int)place : ARENA_OK;
 }
 
+static bool a_reader_has_died(arena_ring_writer *w) {
+    struct pollfd fds[64];
+    for (uint32_t i = 0; i < w->n_pidfds; i++) fds[i] = (struct pollfd){.fd = w->pidfds[i], .events = POLLIN};
+    return poll(fds, w->n_pidfds, 0) > 0;
+}
+
+/* Until woken, or the slice is over, or a reader has died: a dead one wakes nobody. */
 void arena_ring_writer_sleep(arena_ring_writer *w, uint64_t slice_us) {
-    futex_wait_parked(&header_of(w->m)->writer_park, slice_us);
+    for (uint64_t part_us; slice_us > 0; slice_us -= part_us) {
+        part_us = slice_us < WATCH_US ? slice_us : WATCH_US;
+        if (futex_wait_parked(&header_of(w->m)->writer_park, part_us) != ETIMEDOUT || a_reader_has_died(w)) return;
+    }
 }
 
 void arena_ring_writer_unpark(arena_ring_writer *w) {

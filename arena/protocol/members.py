@@ -55,6 +55,7 @@ class Members:
     def _watch(self, row: int, entry: MemberWord) -> bool:
         """Whether a joiner lives; one that has died meanwhile leaves an entry to clear."""
         self._entries[row], self._peers[row] = entry, Peer.watch(entry.pid, entry.start)
+        self._watch_pidfds()
         if self._peers[row].is_dead():
             self._bury(row)
             return False
@@ -109,7 +110,9 @@ class Members:
         self._ring.impossible_rows &= ~(1 << row)
         self._ring.clear_entry(row)  # [member.reclaim]
         del self._entries[row]
-        self._peers.pop(row).close()
+        peer = self._peers.pop(row)
+        self._watch_pidfds()
+        peer.close()
 
     def report_impossible(self) -> None:
         """Says which readers' words the protocol cannot have written.  What they owe stays owed, until they are dead."""
@@ -121,6 +124,9 @@ class Members:
                     "the words of rank %d (pid %s) in shared memory cannot be: end that process; nothing is freed by them",
                     rank, entry.pid if entry else "unknown",
                 )  # fmt: skip
+
+    def _watch_pidfds(self) -> None:
+        self._ring.watch([peer.pidfd for peer in self._peers.values() if peer.pidfd >= 0])
 
     def is_gone(self, row: int) -> bool:
         """Whether a member has died or left; nothing is changed."""

@@ -117,6 +117,11 @@ class RingWriter:
         """The byte that the next record starts at."""
         return self._ring.position  # type: ignore[no-any-return]
 
+    def watch(self, pidfds: Sequence[int]) -> None:
+        """What a sleeping writer looks at: it wakes when one of these processes has ended."""
+        self._pidfds = ffi.new("int[]", list(pidfds))
+        self._ring.pidfds, self._ring.n_pidfds = self._pidfds, len(pidfds)
+
     def members_changed(self) -> bool:
         """Whether any entry differs from what ``entries`` last returned."""
         return bool(lib.arena_members_changed(self._segment.mapping, self._words, len(self._words)))

@@ -39,7 +39,7 @@ ELSEWHERE = {"loan", "loan_at", "open_own_grant", "adopt", "held_by"}
 # Changes nothing.
 LOOKS = {
     "closed", "consumed", "entries", "entry", "grant", "impossible_rows", "lag", "members", "members_changed", "owes",
-    "pointer", "position", "quarantined", "record", "record_footprint", "usage", "writer_closed",
+    "pointer", "position", "quarantined", "record", "record_footprint", "usage", "watch", "writer_closed",
 }  # fmt: skip
 
 
