@@ -19,7 +19,8 @@
  * queue of small messages does not walk through (and keep resident) the whole ring. */
 #define REWIND_BYTES (256u << 10)
 
-/* How often a sleeping writer looks at its readers' pidfds: some microseconds each time. */
+/* A sleeping writer looks at its readers' pidfds after this long, then after eight times as long, and so on: most deaths
+ * come soon after it has parked, if they are why it had to, and a long wait must cost next to nothing. */
 #define WATCH_US 20000
 
 uint64_t arena_record_footprint(uint64_t nbytes) { return (LENGTH_BYTES + nbytes + 7) & ~(uint64_t)7; }
@@ -141,8 +142,8 @@ static bool a_reader_has_died(arena_ring_writer *w) {
 
 /* Until woken, or the slice is over, or a reader has died: a dead one wakes nobody. */
 void arena_ring_writer_sleep(arena_ring_writer *w, uint64_t slice_us) {
-    for (uint64_t part_us; slice_us > 0; slice_us -= part_us) {
-        part_us = slice_us < WATCH_US ? slice_us : WATCH_US;
+    for (uint64_t part_us = WATCH_US; slice_us > 0; slice_us -= part_us, part_us *= 8) {
+        if (part_us > slice_us) part_us = slice_us;
         if (futex_wait_parked(&header_of(w->m)->writer_park, part_us) != ETIMEDOUT || a_reader_has_died(w)) return;
     }
 }
