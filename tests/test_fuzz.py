@@ -23,7 +23,6 @@ SMOKE: dict[str, dict[str, Any]] = {
     "bytes": {"runs": 60},
     "pickle": {"runs": 150},
     "extents": {"runs": 1},
-    "cache": {"runs": 80},
     "soak": {"seconds": 4.0, "readers": 2},
 }
 DEEP: dict[str, dict[str, Any]] = {
