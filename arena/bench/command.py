@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from arena.errors import CapacityError
 from arena.tools.extras import MissingExtra, require
 
 if TYPE_CHECKING:
@@ -21,35 +23,38 @@ WIDTH = 130
 
 @click.command("bench")
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
-@click.option("--quick", is_flag=True, help="Tiny sizes and few rounds: shows that it works, the figures mean nothing.")
+@click.option("--quick", is_flag=True, help="Tiny sizes and few rounds: shows that it works; nothing is judged.")
+@click.option("--full", is_flag=True, help="The largest sizes that the promises name: 8 GiB are populated.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--markdown", is_flag=True, help="Print a Markdown table.")
-def command(scenarios: tuple[str, ...], quick: bool, as_json: bool, markdown: bool) -> None:
+def command(scenarios: tuple[str, ...], quick: bool, full: bool, as_json: bool, markdown: bool) -> None:
     """Measure what the package promises, as ratios to peers in the same run.
 
     Without SCENARIO all are measured: enqueue, arrival, medium, threads, loan, view, small, idle, resident, overhead,
-    cold, lease, cache_get, cache_put, cache_repeat.
+    cold, lease, cache_get, cache_put, cache_repeat, offload_populate, offload_ticker.
     """
     from arena.bench.registry import ALL_SCENARIOS
 
     if unknown := set(scenarios) - set(ALL_SCENARIOS):
         raise click.UsageError(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(ALL_SCENARIOS)}")
+    if quick and full:
+        raise click.UsageError("--quick and --full: one of them")
     try:
-        figures = _measure(scenarios or tuple(ALL_SCENARIOS), quick)
-    except MissingExtra as error:
+        figures = _measure(scenarios or tuple(ALL_SCENARIOS), quick, full)
+    except (MissingExtra, CapacityError) as error:
         raise click.ClickException(str(error)) from None
     _show(figures, quick, as_json, markdown)
 
 
-def _measure(names: Iterable[str], quick: bool) -> list[Figure]:
+def _measure(names: Iterable[str], quick: bool, full: bool) -> list[Figure]:
     console_module, progress_module = require("rich.console"), require("rich.progress")
     from arena.bench.readers import Pool
     from arena.bench.registry import ALL_SCENARIOS
-    from arena.bench.scenarios import QUICK, Bench, Scale
+    from arena.bench.scenarios import FULL, QUICK, Bench, Scale
 
     figures: list[Figure] = []
     pool = Pool()
-    bench = Bench(QUICK if quick else Scale(), pool)
+    bench = Bench(QUICK if quick else FULL if full else Scale(), pool)
     # Redrawn between scenarios only: a thread that refreshes the bar would disturb what is measured.
     bar = progress_module.Progress(console=console_module.Console(stderr=True), transient=True, auto_refresh=False)
     try:
@@ -57,7 +62,7 @@ def _measure(names: Iterable[str], quick: bool) -> list[Figure]:
             task = bar.add_task("", total=len(tuple(names)))
             for name in names:
                 bar.update(task, description=name, refresh=True)
-                figures += ALL_SCENARIOS[name](bench)
+                figures += [replace(one, is_judged=not quick) for one in ALL_SCENARIOS[name](bench)]
                 bar.advance(task)
     finally:
         pool.close()

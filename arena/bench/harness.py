@@ -55,12 +55,15 @@ class Figure:
     high: float
     samples: int
     note: str = ""
+    is_judged: bool = True
 
     @property
     def verdict(self) -> str:
         """Whether the value is within its limit."""
         if self.limit is None:
             return ""
+        if not self.is_judged:
+            return "not judged"
         return "met" if self.value <= self.limit else "over"
 
     def as_json(self) -> dict[str, object]:

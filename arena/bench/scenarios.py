@@ -34,7 +34,11 @@ class Scale:
     burst_messages: int = 2000
     idle_s: float = 4.0
     resident_messages: int = 1000
+    populate_bytes: int = 1 << 30
+    populate_rounds: int = 5
 
+
+FULL = Scale(populate_bytes=8 << 30, populate_rounds=3)
 
 QUICK = Scale(
     large_bytes=2_000_000,
@@ -47,6 +51,8 @@ QUICK = Scale(
     burst_messages=50,
     idle_s=0.2,
     resident_messages=10,
+    populate_bytes=64 << 20,
+    populate_rounds=1,
 )
 
 
