@@ -7,10 +7,8 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from lockstep_faults import FAULTS, Fault
+from lockstep_random import run_at_random
 from lockstep_slots import Mismatch, SlotCode, walk
 
 from spec.models import message_slots
@@ -47,56 +45,19 @@ def test_a_fault_in_the_code_is_noticed(fault: Fault) -> None:
 # ---- larger sizes, at random -----------------------------------------------------------------------------------------
 
 
-class RandomSlots(RuleBasedStateMachine):
-    """One rule: any step that the model allows. Its state is the model's and the code's at once."""
-
-    config = replace(LIVING, slots=4, readers=4, tensors=3, queue=4, leave=True, skip=True)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.code = SlotCode(self.config)
-        self.model = message_slots.model(self.config)
-        (self.state,) = self.model.initial
-
-    @rule(data=st.data())
-    def step(self, data: st.DataObject) -> None:
-        possible = list(self.model.successors(self.state))
-        kinds = sorted({step.action.name for step, _ in possible})
-        kind = data.draw(st.sampled_from(kinds), "action")
-        step, self.state = data.draw(st.sampled_from([each for each in possible if each[0].action.name == kind]), "step")
-        self.code.take(step)
-
-    @invariant()
-    def agree(self) -> None:
-        self.code.check(self.state)
-
-    def teardown(self) -> None:
-        self.code.close()
-
-
-def settings_of(examples: int) -> settings:
-    """No shrinking beyond what a minute allows: a failing run of 50 steps is readable, and its seed is printed."""
-    return settings(
-        max_examples=examples,
-        stateful_step_count=60,
-        deadline=None,
-        database=None,
-        print_blob=True,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
+LARGE = replace(LIVING, slots=4, readers=4, tensors=3, queue=4, leave=True, skip=True)
 
 
 @pytest.mark.parametrize("examples", [15, pytest.param(2_000, marks=pytest.mark.deep)])
 def test_random_steps_at_a_larger_size(examples: int) -> None:
-    run_state_machine_as_test(RandomSlots, settings=settings_of(examples))
+    run_at_random(message_slots.model(LARGE), lambda: SlotCode(LARGE), examples)
 
 
 def test_the_random_walk_notices_a_fault_too() -> None:
-    class Faulty(RandomSlots):
-        def __init__(self) -> None:
-            super().__init__()
-            FAULTS[7](self.code)
+    def faulty() -> SlotCode:
+        code = SlotCode(LARGE)
+        FAULTS[7](code)
+        return code
 
     with pytest.raises((Mismatch, ValueError)):
-        run_state_machine_as_test(Faulty, settings=settings_of(200))
+        run_at_random(message_slots.model(LARGE), faulty, 200)

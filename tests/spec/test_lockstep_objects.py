@@ -1,4 +1,5 @@
-"""The production code of object slots does what their model does, in every state of a small instance."""
+"""The production code of object slots does what their model does: in every state of a small instance, and at random in
+larger ones."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from lockstep_objects import ObjectCode
+from lockstep_random import run_at_random
 from lockstep_slots import Mismatch, walk
 
 from arena.shm.native import lib
@@ -81,3 +83,23 @@ def test_a_fault_in_the_code_is_noticed(fault: Callable[[ObjectCode], None]) -> 
         fault(code)
         with pytest.raises(Mismatch):
             walk(object_slots.model(ONE), code)  # type: ignore[arg-type]
+
+
+# ---- larger sizes, at random -----------------------------------------------------------------------------------------
+
+LARGE = replace(ONE, slots=4, readers=3, leases=3)
+
+
+@pytest.mark.parametrize("examples", [8, pytest.param(1_000, marks=pytest.mark.deep)])
+def test_random_steps_at_a_larger_size(examples: int) -> None:
+    run_at_random(object_slots.model(LARGE), lambda: ObjectCode(LARGE), examples, steps=100)
+
+
+def test_the_random_walk_notices_a_fault_too() -> None:
+    def faulty() -> ObjectCode:
+        code = ObjectCode(LARGE)
+        reuse_without_drain(code)
+        return code
+
+    with pytest.raises(Mismatch):
+        run_at_random(object_slots.model(LARGE), faulty, 100, steps=100)

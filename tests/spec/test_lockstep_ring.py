@@ -6,9 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from lockstep_random import run_at_random
 from lockstep_ring import RingCode, calls, flushed, walk
 from lockstep_slots import Mismatch
 
@@ -153,42 +151,7 @@ def test_a_fault_in_the_code_is_noticed(fault: Callable[[RingCode], None]) -> No
 # ---- larger sizes, at random -----------------------------------------------------------------------------------------
 
 
-class RandomRing(RuleBasedStateMachine):
-    """One rule: any call that the model allows. Its state is the model's and the code's at once."""
-
-    config = Config(readers=4, capacity=4)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.code = RingCode(self.config)
-        self.model = ring.model(self.config)
-        (self.state,) = self.model.initial
-
-    @rule(data=st.data())
-    def call(self, data: st.DataObject) -> None:
-        possible = list(calls(self.model, self.state))
-        names = sorted({step.action.name for step, _ in possible})
-        if not names:
-            return
-        name = data.draw(st.sampled_from(names), "action")
-        step, after = data.draw(st.sampled_from([each for each in possible if each[0].action.name == name]), "call")
-        self.code.take(step)
-        self.state = flushed(self.model, after)
-
-    @invariant()
-    def agree(self) -> None:
-        self.code.check(self.state)
-
-    def teardown(self) -> None:
-        self.code.close()
-
-
 @pytest.mark.parametrize("examples", [15, pytest.param(2_000, marks=pytest.mark.deep)])
 def test_random_calls_at_a_larger_size(examples: int) -> None:
-    run_state_machine_as_test(
-        RandomRing,
-        settings=settings(
-            max_examples=examples, stateful_step_count=80, deadline=None, database=None, print_blob=True,
-            phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
-        ),
-    )  # fmt: skip
+    config = Config(readers=4, capacity=4)
+    run_at_random(ring.model(config), lambda: RingCode(config), examples, steps=80, possible=calls, after=flushed)

@@ -1,7 +1,7 @@
 """The models and the code use the same names: every action of the slot and ring models is a function of the code.
 
-A public function of ``arena/protocol/slots.py`` or ``ring.py`` is an action, or it is named below with what it is
-instead. So neither side can grow, or lose, a step that the other one does not know of.
+A public function of ``arena/protocol/slots.py``, ``objects.py`` or ``ring.py`` is an action, or it is named below with
+what it is instead. So neither side can grow, or lose, a step that the other one does not know of.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import inspect
 from types import ModuleType
 
-from arena.protocol import ring, slots
-from spec.models import message_slots, message_slots_state, ring_state
+from arena.protocol import objects, ring, slots
+from spec.models import message_slots, message_slots_state, object_slots, object_slots_state, ring_state
 from spec.models import ring as ring_model
 
 # Several actions in one call.
 COMPOSED = {
     "send": {"reserve", "write", "publish", "wake_readers"},
-    "send_bytes": {"reserve", "write", "publish", "wake_readers"},
+    "send_plain": {"reserve", "write", "publish", "wake_readers"},
     "wait_room": {"park", "recheck", "sleep", "unpark"},
     "wait_members": {"park", "sleep", "unpark"},
     "wait": {"read", "park", "recheck", "sleep", "unpark"},
@@ -38,8 +38,9 @@ PART_OF = {
 ELSEWHERE = {"loan", "loan_at", "open_own_grant", "adopt", "held_by"}
 # Changes nothing.
 LOOKS = {
-    "closed", "consumed", "entries", "entry", "grant", "impossible_rows", "lag", "members", "members_changed", "owes",
-    "pointer", "position", "quarantined", "record", "record_footprint", "usage", "watch", "writer_closed",
+    "closed", "consumed", "draining_bytes", "entries", "entry", "grant", "grant_to_be", "impossible_rows", "is_held", "lag",
+    "members", "members_changed", "n_slots", "owes", "pointer", "position", "private", "quarantined", "record",
+    "record_footprint", "usage", "watch", "writer_closed",
 }  # fmt: skip
 
 
@@ -61,12 +62,17 @@ def callable_member(member: object) -> bool:
 
 
 def code() -> set[str]:
-    return functions_of(slots) | functions_of(ring)
+    return functions_of(slots) | functions_of(objects) | functions_of(ring)
 
 
 def actions() -> set[str]:
     options = message_slots_state.Config(leave=True, skip=True, quarantine=True)
-    models = message_slots.model(options), ring_model.model(ring_state.Config())
+    object_options = object_slots_state.Config(quarantine=True)
+    models = (
+        message_slots.model(options),
+        object_slots.model(object_options),
+        ring_model.model(ring_state.Config()),
+    )
     return {each.function for model in models for each in model.actions if each.function is not None}
 
 
