@@ -1,243 +1,231 @@
-"""Everything at once, for as long as told: readers that hold, leave, are killed, stopped and come back; then a plot."""
+"""Everything at once, for as long as told: writers and readers that are killed, stopped, shut down and come back."""
 
 from __future__ import annotations
 
-import os
 import signal
-import statistics
-import threading
 import time
-from dataclasses import astuple, dataclass, fields
-from pathlib import Path
 from random import Random
-from typing import Any
 
-from arena import ArenaConfig, Handle, MessageQueue
-from arena.errors import AttachError, Cancelled
-from fuzz import belongings, messages
+from arena import Handle
+from fuzz import belongings, soak_report
 from fuzz.session import Failure, Session, expect
-from fuzz.workers import LIMIT_S, Pool, Side, Worker
+from fuzz.soak_ends import Pulse, Reading, read, write
+from fuzz.soak_report import Sample
+from fuzz.workers import LIMIT_S, Pool, Worker, wait_any
 
-ARENA = ArenaConfig(capacity_bytes=4 << 20, slots=64, divert_bytes=4096)
-CHUNKS = 64
 EVENT_S = 0.15
-SAMPLE_S = 0.5
-GROWTH_MAX_BYTES = 24 << 20
-HELD_MAX = 8
+"""Between two events, on average, beside what they take themselves."""
 
-
-@dataclass
-class Sample:
-    """The soak at one moment."""
-
-    seconds: float
-    messages_per_s: float
-    writer_mib: float
-    readers_mib: float
-    arena_mib: float
-    slots_busy: int
-    descriptors: int
-    kills: int
+STOP_MAX_S = 0.1
+SAMPLES_MIN = 5
 
 
 def soak(session: Session) -> None:
-    """N readers under load with kills, rejoins, stops and shutdowns; memory and throughput over time, as plot and table."""
+    """Two queues under load with kills, rejoins, stops and shutdowns; memory and throughput over time must be flat.
+
+    In the one the writer and a reader live through the whole run, so that what they have can be held to be flat; in the
+    other the writer is killed, stopped and shut down, too.
+    """
     if session.seconds is None:
         session.seconds = 30.0
     n_readers = int(session.options.get("readers", 3))
     with Pool() as pool:
-        with MessageQueue(n_readers, n_readers, None, messages.CHUNK_BYTES, CHUNKS, arena=ARENA) as queue:
-            samples = _Soak(session, pool, queue, n_readers).run()
-        expect(not belongings.files_of([*pool.pids, os.getpid()]), f"files left: {belongings.files_of(pool.pids)}")
-    _report(session, samples)
-    _judge(session, samples)
+        samples = _Soak(session, pool, n_readers).run()
+        expect(not belongings.files_of(pool.pids), f"files left: {belongings.files_of(pool.pids)}")
+    soak_report.show(samples, session.options.get("output"))
+    soak_report.judge(session, samples)
 
 
-class _Soak:
-    def __init__(self, session: Session, pool: Pool, queue: MessageQueue, n_readers: int) -> None:
-        self._session, self._pool, self._queue, self._n_readers = session, pool, queue, n_readers
-        self._rng = session.rng("events")
-        self._readers: dict[int, Worker] = {}
-        self._number = 0
-        self._over = threading.Event()
-        self._failure: BaseException | None = None
-        self._kills = 0
+class _Group:
+    """A queue: a writer's process and its readers'."""
 
-    def run(self) -> list[Sample]:
+    def __init__(self, session: Session, pool: Pool, n_readers: int, rng: Random) -> None:
+        self._session, self._pool, self._n_readers, self._rng = session, pool, n_readers, rng
+        self.readers: dict[int, Worker] = {}
+        self.kills = 0  # of readers, since the writer started
+        self.pulse = Pulse()
+        self._sent_before = 0  # by earlier writers
+        self.reign()
+
+    def reign(self) -> None:
+        """A new writer, whose readers are the old one's, as far as they live."""
+        self._sent_before += self.pulse.sent
+        self.pulse = Pulse()
+        self.kills = 0
+        self.writer = self._pool.take()
+        self.writer.start(write, self._n_readers)
+        _, self.handle = self.writer.next()
         for rank in range(self._n_readers):
-            self._start(rank)
-        events = threading.Thread(target=self._make_events, daemon=True)
-        self._queue.wait_until_ready(LIMIT_S)
-        events.start()
-        samples = []
-        try:
-            samples = self._send_and_sample()
-        finally:
-            self._over.set()
-            events.join(2 * LIMIT_S)
-        if self._failure is not None:
-            raise self._failure
-        self._finish()
-        return samples
+            self.start(rank)
 
-    def _start(self, rank: int) -> None:
-        worker = self._pool.take()
-        worker.start(read, self._queue.export_handle(), rank, self._rng.randrange(2**32))
-        self._readers[rank] = worker
+    @property
+    def sent(self) -> int:
+        return self._sent_before + self.pulse.sent
 
-    # ---- the writer -------------------------------------------------------------------------------------------
+    def start(self, rank: int) -> None:
+        """A reader joins: in the process that had the rank, or in a new one."""
+        worker = self.readers[rank] if rank in self.readers else self._pool.take()
+        handle: Handle = self.handle
+        worker.start(read, handle, rank, self._rng.randrange(2**32))
+        self.readers[rank] = worker
 
-    def _send_and_sample(self) -> list[Sample]:
-        samples: list[Sample] = []
-        started = last = time.monotonic()
-        sent = 0
-        while not self._session.over() and self._failure is None:
-            self._queue.enqueue(messages.build(self._number, self._queue), LIMIT_S)
-            self._number += 1
-            now = time.monotonic()
-            if now - last >= SAMPLE_S:
-                samples.append(self._sample(now - started, (self._number - sent) / (now - last)))
-                sent, last = self._number, now
-                self._session.counts["messages"] = self._number
-                self._session.count("samples")
-        return samples
+    def workers(self) -> list[Worker]:
+        return [self.writer, *self.readers.values()]
 
-    def _sample(self, seconds: float, rate: float) -> Sample:
-        now = self._queue.statistics()
-        readers = sum(belongings.private_bytes(worker.pid) for worker in [*self._readers.values()])
-        return Sample(
-            seconds, rate, belongings.private_bytes() / 2**20, readers / 2**20, now.bytes_in_use / 2**20,
-            now.slots_total - now.slots_free, len(os.listdir("/proc/self/fd")), self._kills,
-        )  # fmt: skip
+    def listen(self, worker: Worker) -> bool:
+        """Whether it was a writer's pulse; a reader has nothing to say before its end."""
+        if worker is self.writer:
+            kind, what = worker.next()
+            expect(kind == "said", f"a writer ended by itself: {what}")
+            self.pulse = what
+            return True
+        raise Failure(f"a reader ended by itself: {worker.result()}")
 
     # ---- what happens to readers ------------------------------------------------------------------------------
 
-    def _make_events(self) -> None:
-        try:
-            while not self._over.wait(self._rng.random() * 2 * EVENT_S):
+    def kill(self, rank: int) -> None:
+        worker = self.readers.pop(rank)
+        worker.signal(signal.SIGKILL)
+        self._pool.end(worker)
+        self.kills += 1
+        self.start(rank)
+
+    def leave_and_rejoin(self, rank: int) -> None:
+        self.readers[rank].tell("leave")
+        self._result(rank, {"left"})
+        self.start(rank)
+
+    def _result(self, rank: int, ends: set[str]) -> Reading:
+        reading: Reading = self.readers[rank].result()
+        expect(reading.ended in ends, f"reader {rank} ended with {reading.ended!r}, not one of {sorted(ends)}")
+        expect(not reading.left, f"reader {rank} still has {reading.left}")
+        return reading
+
+    # ---- what happens to the writer ---------------------------------------------------------------------------
+
+    def kill_writer(self) -> None:
+        """Its readers say so, and go on with the next one."""
+        self.writer.signal(signal.SIGKILL)
+        self._pool.end(self.writer)
+        for rank in self.readers:
+            self._result(rank, {"WriterDied", "AttachError"})
+        self.reign()
+
+    def shut_down(self) -> None:
+        """In the middle of everything: who was a member gets every message, and is then told."""
+        self._end("shutdown", {"Cancelled", "WriterDied", "AttachError"})
+        self.reign()
+
+    def finish(self) -> None:
+        """All readers get what is left, and drop it: everything comes back."""
+        self._end("end", {"end", "Cancelled"})
+        for worker in self.readers.values():
+            self._pool.give_back(worker)
+
+    def _end(self, how: str, ends: set[str]) -> None:
+        self.writer.tell(how)
+        final: Pulse = self.writer.result()
+        self._pool.give_back(self.writer)
+        expect(not final.left, f"a writer still has {final.left}")
+        expect(final.deaths <= self.kills, f"{final.deaths} deaths were seen, {self.kills} readers were killed")
+        for rank in self.readers:
+            last = self._result(rank, ends).last
+            expect(last in (-1, final.sent - 1), f"reader {rank} saw {last} last, {final.sent - 1} was sent last")
+        self.pulse = Pulse(sent=final.sent)
+
+
+class _Soak:
+    def __init__(self, session: Session, pool: Pool, n_readers: int) -> None:
+        self._session, self._pool, self._n_readers = session, pool, n_readers
+        self._rng = session.rng("events")
+        self._kills = 0
+        self._samples: list[Sample] = []
+        self._started = self._sampled = time.monotonic()
+        self._steady, self._mortal = (_Group(session, pool, n_readers, self._rng) for _ in range(2))
+
+    def run(self) -> list[Sample]:
+        due = time.monotonic()
+        while not self._session.over() or len(self._samples) < SAMPLES_MIN:
+            self._listen(max(0.0, due - time.monotonic()))
+            if time.monotonic() >= due:
                 self._event()
-        except BaseException as error:
-            self._failure = error
+                self._pool.fork_ahead()
+                due = time.monotonic() + self._rng.random() * 2 * EVENT_S
+        for group in (self._steady, self._mortal):
+            group.finish()
+        return self._samples
+
+    def _listen(self, timeout_s: float) -> None:
+        groups = {worker: group for group in (self._steady, self._mortal) for worker in group.workers()}
+        for worker in wait_any([*groups], timeout_s):
+            before = self._steady.pulse
+            if groups[worker].listen(worker) and before.sent and self._steady.pulse is not before:
+                self._sample(before, self._steady.pulse)
+        expect(time.monotonic() - self._sampled < LIMIT_S, f"no sign of the writer for {LIMIT_S:.0f} s")
+
+    # ---- events -----------------------------------------------------------------------------------------------
 
     def _event(self) -> None:
+        """To a random process, except that nothing but stops happens to the writer and the reader that live on."""
+        if self._rng.random() < 0.08:
+            self._happens_to_writer(self._mortal)
+            return
+        group = self._rng.choice([self._steady, self._mortal])
         rank = self._rng.randrange(self._n_readers)
-        worker = self._readers[rank]
         chance = self._rng.random()
-        if chance < 0.55:
-            worker.signal(signal.SIGKILL)
-            self._pool.end(worker)
-            self._kills += 1
-            self._session.count("kills")
-            self._start(rank)
-        elif chance < 0.8:
-            worker.signal(signal.SIGSTOP)
-            time.sleep(self._rng.random() * 0.1)
-            worker.signal(signal.SIGCONT)
-            self._session.count("stops")
+        if chance < 0.25 or (group is self._steady and rank == 0):
+            self._stop(group.readers[rank])
+        elif chance < 0.9:
+            group.kill(rank)
+            self._killed("kills")
         else:
-            worker.tell("leave")
-            worker.result()
-            self._pool.give_back(worker)
+            group.leave_and_rejoin(rank)
             self._session.count("leaves and rejoins")
-            self._start(rank)
-        self._pool.fork_ahead()
 
-    def _finish(self) -> None:
-        """All readers get what is left, and drop it: everything comes back."""
-        self._queue.wait_until_ready(LIMIT_S)
-        for _ in range(2):
-            self._queue.enqueue({"number": -1}, LIMIT_S)
-        for worker in self._readers.values():
-            worker.result()
-        deadline = time.monotonic() + LIMIT_S
-        while (now := self._queue.statistics()).slots_free < now.slots_total or now.bytes_in_use:
-            expect(time.monotonic() < deadline, f"not drained: {now}")
-            self._queue.reap()
-            time.sleep(0.01)
-        expect(now.deaths_total <= self._kills, f"{now.deaths_total} deaths were seen, {self._kills} readers were killed")
+    def _happens_to_writer(self, group: _Group) -> None:
+        chance = self._rng.random()
+        if chance < 0.4:
+            group.kill_writer()
+            self._killed("kills of the writer")
+        elif chance < 0.7:
+            group.shut_down()
+            self._session.count("shutdowns of the writer")
+        else:
+            self._stop(group.writer)
 
+    def _stop(self, worker: Worker) -> None:
+        worker.signal(signal.SIGSTOP)
+        time.sleep(self._rng.random() * STOP_MAX_S)
+        worker.signal(signal.SIGCONT)
+        self._session.count("stops")
 
-def read(side: Side, handle: Handle, rank: int, seed: int) -> int:
-    """Reads, holds some, checks all; leaves when told."""
-    rng, n, last = Random(seed), 0, -1
-    held: list[Any] = []
-    try:
-        with MessageQueue.create_from_handle(handle, rank) as queue:
-            while not side.heard():
-                try:
-                    message: Any = queue.dequeue(0.5)
-                except TimeoutError:
-                    continue
-                if message["number"] < 0:
-                    break
-                expect(last < 0 or message["number"] == last + 1, f"message {message['number']} came after {last}")
-                expect(not messages.wrong(message), messages.wrong(message))
-                last, n = message["number"], n + 1
-                held.append(message)
-                while len(held) > rng.randrange(HELD_MAX):
-                    old = held.pop(rng.randrange(len(held)))
-                    expect(not messages.wrong(old), f"held, and changed: {messages.wrong(old)}")
-                    del old
-                del message
-            held.clear()
-            if side.heard():
-                side.hear()
-    except (AttachError, Cancelled) as error:
-        raise Failure(f"reader {rank}: {error}") from error
-    return n
+    def _killed(self, what: str) -> None:
+        self._kills += 1
+        self._session.count(what)
 
+    # ---- samples ----------------------------------------------------------------------------------------------
 
-# ---- afterwards -----------------------------------------------------------------------------------------------------
+    def _sample(self, before: Pulse, pulse: Pulse) -> None:
+        sent = pulse.sent - before.sent
+        own = {worker: belongings.private_bytes(worker.pid) / 2**20 for g in self._groups() for worker in g.workers()}
+        writer, reader = self._steady.writer, self._steady.readers[0]
+        self._samples.append(
+            Sample(
+                seconds=pulse.at_s - self._started,
+                messages_per_s=sent / (pulse.at_s - before.at_s),
+                writer_us=1e6 * (pulse.cpu_s - before.cpu_s) / max(1, sent),
+                writer_mib=own[writer],
+                reader_mib=own[reader],
+                others_mib=sum(mib for worker, mib in own.items() if worker not in (writer, reader)),
+                arena_mib=(pulse.arena_bytes + self._mortal.pulse.arena_bytes) / 2**20,
+                slots_busy=pulse.slots_busy,
+                descriptors=pulse.descriptors,
+                kills=self._kills,
+            )
+        )
+        self._sampled = time.monotonic()
+        self._session.counts["messages"] = self._steady.sent + self._mortal.sent
+        self._session.count("samples")
 
-
-def _report(session: Session, samples: list[Sample]) -> None:
-    """A table of ten lines, and a plot in the directory that was named."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*[field.name.replace("_", " ") for field in fields(Sample)], box=None)
-    for sample in samples[:: max(1, len(samples) // 10)]:
-        table.add_row(*[f"{value:.1f}" if isinstance(value, float) else str(value) for value in astuple(sample)])
-    Console(stderr=True).print(table)
-    output = session.options.get("output")
-    if output is not None:
-        _plot(samples, Path(output) / "soak.png")
-
-
-def _plot(samples: list[Sample], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(3, 1, sharex=True, figsize=(8, 8))
-    seconds = [sample.seconds for sample in samples]
-    for axis, names, unit in (
-        (axes[0], ("messages_per_s",), "messages/s"),
-        (axes[1], ("writer_mib", "readers_mib", "arena_mib"), "MiB"),
-        (axes[2], ("slots_busy", "descriptors"), ""),
-    ):
-        for name in names:
-            axis.plot(seconds, [getattr(sample, name) for sample in samples], label=name.replace("_", " "))
-        axis.set_ylabel(unit)
-        axis.set_ylim(bottom=0)
-        axis.legend(loc="lower right")
-    axes[2].set_xlabel(f"seconds ({samples[-1].kills} kills)")
-    figure.savefig(path, dpi=100, bbox_inches="tight")
-    pyplot.close(figure)
-
-
-def _judge(session: Session, samples: list[Sample]) -> None:
-    """The last third against the middle one: the writer's own memory and descriptors must not have grown."""
-    expect(samples, "too short for a sample")
-    third = max(1, len(samples) // 3)
-    middle, end = samples[third : 2 * third] or samples, samples[-third:]
-
-    def median(of: list[Sample], name: str) -> float:
-        return float(statistics.median(getattr(sample, name) for sample in of))
-
-    grown_mib = median(end, "writer_mib") - median(middle, "writer_mib")
-    session.count("KiB grown", int(1024 * grown_mib))
-    session.count("percent of the throughput", round(100 * median(end, "messages_per_s") / median(middle, "messages_per_s")))
-    expect(grown_mib * 2**20 < GROWTH_MAX_BYTES, f"the writer's own memory grew by {grown_mib:.1f} MiB")
-    expect(median(end, "descriptors") <= median(middle, "descriptors") + 8, "descriptors grow")
+    def _groups(self) -> list[_Group]:
+        return [self._steady, self._mortal]

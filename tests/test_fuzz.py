@@ -23,7 +23,7 @@ SMOKE: dict[str, dict[str, Any]] = {
     "bytes": {"runs": 60},
     "pickle": {"runs": 150},
     "extents": {"runs": 1},
-    "soak": {"seconds": 4.0, "readers": 2},
+    "soak": {"seconds": 2.0, "readers": 2},
 }
 DEEP: dict[str, dict[str, Any]] = {
     "crashpoints": {},
