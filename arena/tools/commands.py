@@ -9,6 +9,7 @@ import click
 COMMANDS = {
     "bench": "arena.bench.command:command",
     "demo": "arena.tools.demo:command",
+    "offload": "arena.tools.offload:group",
     "trace": "arena.tools.trace:command",
 }
 """Subcommand -> `module:attribute` of its click command."""
@@ -31,5 +32,6 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup)
+@click.version_option(package_name="shm-tensor-arena", message="arena %(version)s")
 def arena() -> None:
     """Move large tensors from an engine to its workers through shared memory."""
