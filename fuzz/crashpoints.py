@@ -144,10 +144,3 @@ def _steps_of(pool: Pool, n_readers: int) -> dict[str, int]:
         role: Match(pool, n_readers, [Arm(role, 0, never, signal.SIGUSR1)]).play()[-1 if role == "writer" else 0].steps
         for role in ROLES
     }
-
-
-def steps(session: Session) -> Iterator[tuple[int, dict[str, int]]]:
-    """The steps of each role, for each number of readers."""
-    with Pool() as pool:
-        for n_readers in READERS:
-            yield n_readers, _steps_of(pool, n_readers)
