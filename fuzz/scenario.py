@@ -21,7 +21,8 @@ from fuzz.workers import LIMIT_S, Side
 
 T = TypeVar("T")
 
-BEFORE_HALF = len(messages.KINDS) - 1  # nothing that a stopped reader can hold up
+OUT_OF_BAND = len(messages.KINDS) - 1  # the first message that a stopped reader can hold up
+BEFORE_HALF = OUT_OF_BAND - 1  # one that is cut short is one more
 AFTER_HALF = 14
 POLL_S = 0.2
 
@@ -233,7 +234,7 @@ class _Writing:
         message = messages.build(number, self.queue)
         if mark:
             message["mark"] = mark
-        if number >= BEFORE_HALF and message["kind"] != "out of band":
+        if number >= OUT_OF_BAND and message["kind"] != "out of band":
             message["filler"] = bytes(3 * messages.CHUNK_BYTES // 4)  # fills the ring
         self.queue.enqueue(message, LIMIT_S)
         self.report.numbers.append(number)
