@@ -162,7 +162,7 @@ class ObjectCache:
         Raises:
             TimeoutError: names the ranks that are missing.
         """
-        self._end.wait_until_ready(Deadline(timeout))
+        self._end.wait_until_ready(Deadline.after(timeout))
 
     def reap(self) -> int:
         """Looks for dead readers now; returns how many were found.  ``put`` does so by itself, now and then."""
@@ -426,16 +426,15 @@ class ObjectCache:
 
     def _look_around(self, *, now: bool = False) -> bool:
         """Joins, leaves and deaths, unless the queue is in a call and does that itself; whether a death was found."""
-        if not self._end.try_enter():
-            return False
-        try:
+
+        def look_around() -> bool:
             before = self._end.members.deaths_total
             self._end.look_around()
             if now:
-                self._end.members.reap()
+                self._end.members.look_after()
             return self._end.members.deaths_total > before
-        finally:
-            self._end.leave()
+
+        return bool(self._end.if_free(look_around))
 
     # ---- the rest ---------------------------------------------------------------------------------------------
 

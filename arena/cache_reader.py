@@ -53,7 +53,7 @@ class CacheReader:
             raise InvalidHandle("this is a queue's handle: MessageQueue.create_from_handle(handle, rank).cache_reader()")
         end = MemberEnd(handle, rank)
         try:
-            claim_rank(end, Deadline(timeout))
+            claim_rank(end, Deadline.after(timeout))
             reader = cls(end, end.row, handle.reader_access)
         except BaseException:
             end.shutdown()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from arena.errors import Cancelled, ForkedError
 from arena.protocol.ring import SLICE_US
@@ -14,17 +15,17 @@ from arena.shm.segment import Segment
 
 log = logging.getLogger("arena.queue")
 
+T = TypeVar("T")
+
 LONG_WAIT_S = 60.0
 _CLOSE_WAIT_S = 5.0
 
 
 class Deadline:
-    """A point in time, or never; and when to say again that a wait is long."""
+    """A point in time, or never."""
 
-    # Class attributes: most calls have no deadline and never wait, and then there is nothing to set.
     timeout_s: float | None = None
     _end: float | None = None
-    _start = _said = 0.0
 
     def __init__(self, timeout_s: float | None) -> None:
         if timeout_s is not None:
@@ -33,6 +34,11 @@ class Deadline:
                 raise ValueError(f"timeout={timeout_s!r}: must be None or a number of seconds, not negative")
             if timeout_s < threading.TIMEOUT_MAX:  # more is never, infinity too
                 self._end = time.monotonic() + timeout_s
+
+    @classmethod
+    def after(cls, timeout_s: float | None) -> Deadline:
+        """In ``timeout_s`` seconds; None: never."""
+        return NEVER if timeout_s is None else cls(timeout_s)
 
     def passed(self) -> bool:
         return self._end is not None and time.monotonic() >= self._end
@@ -45,22 +51,36 @@ class Deadline:
         """How long to sleep at most before looking around again."""
         return SLICE_US if self._end is None else min(SLICE_US, int(1e6 * (self.left_s() or 0.0)))
 
-    def waited_long_s(self) -> float | None:
-        """Asked after each slice of a wait: once a minute, for how long it has lasted by now."""
+
+NEVER = Deadline(None)  # most calls have no deadline, and share this one
+AT_ONCE = Deadline(0)
+
+
+class LongWait:
+    """Made when a wait begins: when to say again that it is long."""
+
+    def __init__(self) -> None:
+        self._start = self._said = time.monotonic()
+
+    def due_s(self) -> float | None:
+        """Asked after each slice: once a minute, for how long the wait has lasted by now."""
         now = time.monotonic()
-        if not self._start:
-            self._start = self._said = now
         if now - self._said < LONG_WAIT_S:
             return None
         self._said = now
         return now - self._start
 
 
+class TurnTaken(TimeoutError):
+    """Another call on the same end did not end in time."""
+
+
 class Endpoint:
     """Base of both ends.  Calls from different threads take turns; ``shutdown`` ends a blocked one within a slice.
 
     A signal handler may call ``shutdown`` while its own thread is inside a call: what the call uses is then closed when
-    the call returns.
+    the call returns.  It may also raise, anywhere: turns and visits are given back by native calls alone, before which
+    no handler runs.
     """
 
     def __init__(self, segment: Segment, cancel: Callable[[], None]) -> None:
@@ -69,14 +89,12 @@ class Endpoint:
         self._cancel = cancel  # ends a blocked native call, from any thread
         self._released = False  # the resources are gone
         self._alive = segment.mapping.alive  # a page that outlives the mapping
-        self._lock = threading.Lock()
-        self._cancelling = threading.RLock()  # no cancel after the release: it would touch unmapped memory
-        self._owner = 0  # the thread inside a call
-        self._visits = 0  # uses that take no turn
-        self._glancing = 0  # the thread inside a glance
+        self._turn: Any = threading.RLock()  # held by the thread inside a call: an RLock knows whose it is
+        self._closing = threading.RLock()  # no cancel after the release: it would touch unmapped memory
+        self._visits: list[threading.Lock] = []  # uses that take no turn, each locked while it lasts
 
-    def enter(self, deadline: Deadline) -> None:
-        """Before every call that uses the segment; ``leave`` follows in a ``finally``.
+    def in_turn(self, deadline: Deadline, call: Callable[..., T], *arguments: Any) -> T:
+        """Calls a function as the one call under way.
 
         Raises:
             ForkedError: in a forked child.
@@ -84,62 +102,58 @@ class Endpoint:
             TimeoutError: another thread's call did not end in time.
             RuntimeError: from inside a call of the same thread (an object's reduction).
         """
+        self._take_turn(deadline)
+        try:
+            return call(*arguments)
+        finally:
+            self._turn.release()
+            if self.closed:
+                self._release_once()
+
+    def if_free(self, call: Callable[[], T]) -> T | None:
+        """Calls a function as the one call under way; None if there is another."""
+        if self._turn._is_owned():
+            return None
+        try:
+            return self.in_turn(AT_ONCE, call)
+        except TurnTaken:
+            return None
+
+    def _take_turn(self, deadline: Deadline) -> None:
         if self.closed or not self._alive[0]:
             self.check_usable()
-        if not self._lock.acquire(False):
-            self._wait_for_turn(deadline)
-        self._owner = threading.get_ident()
-        if self.closed:
-            self.leave()
-            self.check_usable()
-
-    def try_enter(self) -> bool:
-        """``enter`` if no other call is under way; whether it was."""
-        self.check_usable()
-        if not self._lock.acquire(blocking=False):
-            return False
-        self._owner = threading.get_ident()
-        return True
+        turn = self._turn
+        if turn._is_owned():
+            raise RuntimeError("a queue was used from inside its own enqueue or dequeue")
+        try:
+            if not turn.acquire(False):
+                self._wait_for_turn(deadline)
+            if self.closed:
+                self.check_usable()
+        except BaseException:
+            if turn._is_owned():
+                turn.release()
+            if self.closed:
+                self._release_once()
+            raise
 
     def _wait_for_turn(self, deadline: Deadline) -> None:
-        if self._owner == threading.get_ident():
-            raise RuntimeError("a queue was used from inside its own enqueue or dequeue")
         left = deadline.left_s()
-        if not self._lock.acquire(timeout=-1 if left is None else left):
-            raise TimeoutError(f"another thread's call on this queue did not end within {deadline.timeout_s} s")
-
-    def leave(self) -> None:
-        """Ends what ``enter`` began, and does what a shutdown meanwhile left to do."""
-        self._owner = 0
-        self._lock.release()
-        if self.closed and not self._released:
-            self._release_once()
-
-    @contextmanager
-    def glance(self) -> Iterator[None]:
-        """Around a look at shared words that waits for no call: only the release waits for it."""
-        with self._cancelling:
-            self.check_usable()
-            self._glancing = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._glancing = 0
-        if self.closed and not self._released:
-            self._release_once()
+        if not self._turn.acquire(timeout=-1 if left is None else left):
+            raise TurnTaken(f"another thread's call on this queue did not end within {deadline.timeout_s} s")
 
     @contextmanager
     def visit(self) -> Iterator[None]:
-        """Around a use of the segment that takes no turn, as a copy or an unpickling: the release comes after it."""
-        with self._cancelling:
-            self.check_usable()
-            self._visits += 1
+        """Around a use of the segment that takes no turn, as a copy, a look or an unpickling: the release comes after it."""
+        visit = threading.Lock()
         try:
-            yield
+            with visit:
+                with self._closing:
+                    self._visits = [visit, *(other for other in self._visits if other.locked())]
+                self.check_usable()
+                yield
         finally:
-            with self._cancelling:
-                self._visits -= 1
-            if self.closed and not self._released:
+            if self.closed:
                 self._release_once()
 
     def check_usable(self) -> None:
@@ -154,28 +168,25 @@ class Endpoint:
         if not self._alive[0]:
             return
         self.closed = True
-        if threading.get_ident() in (self._owner, self._glancing):  # a signal handler: what it is inside of releases
-            self._cancel()
-            return
         self._release_once()
 
     def _release_once(self) -> None:
-        with self._cancelling:
+        with self._closing:
             if self._released:
                 return
             self._cancel()
-            if self._visits:
-                return  # the last of them does it
-        if not self._lock.acquire(timeout=_CLOSE_WAIT_S):
+            if self._turn._is_owned() or any(visit.locked() for visit in self._visits):
+                return  # a signal handler's shutdown inside a call, or a visit under way: the last of them does it
+        if not self._turn.acquire(timeout=_CLOSE_WAIT_S):
             log.warning("a call did not end within %s s of shutdown(); the memory stays mapped", _CLOSE_WAIT_S)
             return
         try:
-            with self._cancelling:
+            with self._closing:
                 first, self._released = not self._released, True
             if first:
                 self.release()
         finally:
-            self._lock.release()
+            self._turn.release()
 
     def release(self) -> None:
         """Gives back what this end holds; called once, by one thread, with no call under way."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from arena.config import ArenaConfig
 from arena.device.pinning import chunk_bytes_of
-from arena.endpoint import Deadline, Endpoint
+from arena.endpoint import NEVER, Deadline, Endpoint
 from arena.errors import AttachError, Cancelled, ReaderDied
 from arena.handle import Handle
 from arena.protocol.members import Members
@@ -50,22 +50,16 @@ class OwnerEnd(Endpoint):
 
     def wait_until_ready(self, deadline: Deadline) -> None:
         """Until every reader has joined."""
-        self.enter(deadline)
-        try:
-            self._wait_until_ready(deadline)
-        finally:
-            self.leave()
+        self.in_turn(deadline, self._wait_until_ready, deadline)
 
     def reap(self) -> int:
         """Looks for readers that have left or died, now; returns how many were dead."""
-        self.enter(Deadline(None))
-        try:
-            before = self.members.deaths_total
-            self.members.excuse_the_left()
-            self.members.reap()
-            return self.members.deaths_total - before
-        finally:
-            self.leave()
+        return self.in_turn(NEVER, self._reap)
+
+    def _reap(self) -> int:
+        before = self.members.deaths_total
+        self.members.look_after()
+        return self.members.deaths_total - before
 
     def look_around(self) -> None:
         """Between two messages: joins, leaves and, now and then, deaths."""
@@ -74,9 +68,7 @@ class OwnerEnd(Endpoint):
         now = time.monotonic()
         if now >= self._next_reap:
             self._next_reap = now + REAP_PERIOD_S
-            self.members.excuse_the_left()
-            self.members.reap()
-            self.members.report_impossible()
+            self.members.look_after()
 
     def report_deaths(self) -> None:
         """Tells the caller of each death once, if it wants to be told.
@@ -93,7 +85,6 @@ class OwnerEnd(Endpoint):
 
     def _wait_until_ready(self, deadline: Deadline) -> None:
         while True:
-            self.members.reap()  # a dead member is a missing one
             self.members.admit_joiners()
             missing = self.members.missing()
             if not missing:

@@ -16,7 +16,7 @@ from arena.cache import ObjectCache
 from arena.cache_reader import CacheReader, claim_rank
 from arena.config import ArenaConfig
 from arena.device.interface import Device, Stream
-from arena.endpoint import Deadline
+from arena.endpoint import NEVER, Deadline
 from arena.handle import Handle
 from arena.reader import ReaderEnd
 from arena.shm.layout import READERS_MAX
@@ -127,7 +127,7 @@ class MessageQueue:
             Cancelled: shutdown() in another thread.
             WriterDied: the writer has ended.
         """
-        self._end.wait_until_ready(Deadline(timeout))
+        self._end.wait_until_ready(Deadline.after(timeout))
 
     def broadcast_object(self, obj: object = None) -> object:
         """Enqueues ``obj`` in the writer, dequeues in a reader; returns the object."""
@@ -173,7 +173,7 @@ class MessageQueue:
             ReaderDied: a reader has died, and the queue was made with ``on_reader_death="raise"``.  Nothing was sent.
             whatever pickling raises.  Nothing was sent, and nothing is held.
         """
-        self._writer("enqueue").enqueue(obj, Deadline(timeout))
+        self._writer("enqueue").enqueue(obj, Deadline.after(timeout))
 
     def loan(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor inside the arena, to be filled in place; enqueueing it, or a view of it, copies nothing.
@@ -188,7 +188,7 @@ class MessageQueue:
             CapacityError: no slot, extent or memory; the text says which.
             ValueError: the shape or dtype is not possible.
         """
-        return self._writer("loan").loan(shape, dtype, Deadline(None))
+        return self._writer("loan").loan(shape, dtype, NEVER)
 
     def reap(self) -> int:
         """Looks for dead readers now; returns how many were found.  ``enqueue`` does so by itself, now and then."""
@@ -236,12 +236,8 @@ class MessageQueue:
             TimeoutError: the rank was not free in time.
         """
         end = self._reader("cache_reader")
-        deadline = Deadline(timeout)
-        end.enter(deadline)
-        try:
-            claim_rank(end, deadline)
-        finally:
-            end.leave()
+        deadline = Deadline.after(timeout)
+        end.in_turn(deadline, claim_rank, end, deadline)
         return CacheReader(end, end.row, end.handle.reader_access, end.gates)
 
     def dequeue(self, timeout: float | None = None, indefinite: bool = False) -> object:
@@ -258,7 +254,7 @@ class MessageQueue:
             CorruptError: the ring or the message is damaged.
             whatever unpickling raises; the message is then gone, and its slots are released.
         """
-        return self._reader("dequeue").dequeue(Deadline(timeout), indefinite=indefinite)
+        return self._reader("dequeue").dequeue(Deadline.after(timeout), indefinite=indefinite)
 
     def to_device(
         self,

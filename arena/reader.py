@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import time
 from functools import partial
 
@@ -12,7 +13,7 @@ import torch
 from arena.config import ReaderAccess
 from arena.device.choice import choose
 from arena.device.interface import Device, Stream
-from arena.endpoint import Deadline
+from arena.endpoint import Deadline, LongWait
 from arena.ends import RANK_POLL_S, MemberEnd
 from arena.errors import Cancelled, InvalidHandle, MessageLost, WriterDied
 from arena.handle import Handle
@@ -62,18 +63,22 @@ class ReaderEnd(MemberEnd):
     # ---- messages ---------------------------------------------------------------------------------------------
 
     def dequeue(self, deadline: Deadline, *, indefinite: bool) -> object:
-        self.enter(deadline)
-        try:
-            if self.gates is not None:
-                self.gates.poll()
-            if not self.ring.admitted:
-                self._wait_admission(deadline)
-            self._wait_record(deadline, indefinite=indefinite)
-            return self._take_record(deadline)
-        finally:
-            self.leave()
+        return self.in_turn(deadline, self._dequeue, deadline, indefinite)
+
+    def _dequeue(self, deadline: Deadline, indefinite: bool) -> object:
+        if self.gates is not None:
+            self.gates.poll()
+        self._wait_until_admitted(deadline)
+        self._wait_record(deadline, indefinite)
+        return self._take_record(deadline)
 
     def _take_record(self, deadline: Deadline) -> object:
+        plain = self.ring.plain
+        if plain is not None:
+            try:
+                return pickle.loads(plain)
+            finally:
+                self.ring.finish()
         late = False
         try:
             return self._decoder.decode(*self.ring.record, partial(self._receive, deadline))
@@ -85,14 +90,10 @@ class ReaderEnd(MemberEnd):
                 self.ring.finish()
 
     def wait_until_ready(self, deadline: Deadline) -> None:
-        self.enter(deadline)
-        try:
-            if not self.ring.admitted:
-                self._wait_admission(deadline)
-        finally:
-            self.leave()
+        self.in_turn(deadline, self._wait_until_admitted, deadline)
 
-    def _wait_record(self, deadline: Deadline, *, indefinite: bool) -> None:
+    def _wait_record(self, deadline: Deadline, indefinite: bool) -> None:
+        wait: LongWait | None = None
         while True:
             outcome = self.ring.wait(self._spin_us, self._slice_us(deadline))
             if outcome is Outcome.OK:
@@ -109,7 +110,8 @@ class ReaderEnd(MemberEnd):
             if deadline.passed():
                 writer = self.writer.pid
                 raise TimeoutError(f"rank {self.rank}: no message from writer {writer} within {deadline.timeout_s} s")
-            waited = deadline.waited_long_s()
+            wait = wait or LongWait()
+            waited = wait.due_s()
             if waited is not None:
                 level = logging.DEBUG if indefinite else logging.WARNING
                 log.log(
@@ -129,6 +131,10 @@ class ReaderEnd(MemberEnd):
         if self.writer.is_dead():
             return WriterDied(f"writer {self.writer.pid} has died and every message is read; live tensors stay valid")
         return None
+
+    def _wait_until_admitted(self, deadline: Deadline) -> None:
+        if not self.ring.admitted:
+            self._wait_admission(deadline)
 
     def _wait_admission(self, deadline: Deadline) -> None:
         while True:
@@ -194,7 +200,7 @@ class ReaderEnd(MemberEnd):
             return 0 if self.gates is None else self.gates.flush()
 
     def statistics(self) -> LeaseStatistics:
-        with self.glance():
+        with self.visit():
             g = self.gates
             return LeaseStatistics(
                 rank=self.rank,

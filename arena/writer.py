@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 
 from arena.config import ArenaConfig
-from arena.endpoint import Deadline
+from arena.endpoint import Deadline, LongWait
 from arena.ends import OwnerEnd
 from arena.errors import Cancelled, CapacityError
 from arena.handle import Handle
@@ -50,6 +50,7 @@ class WriterEnd(OwnerEnd):
         self._record_bytes_max = max_chunk_bytes
         self._plain_bytes_max = min(JOIN_BYTES, max_chunk_bytes - codec.header_bytes(0, 0))
         self._unsettled: int | None = None  # the ring's position before a message that an exception cut short
+        self._wait: LongWait | None = None  # of the present call, once it waits
         self._number = 0  # of the last message that was begun
         self._messages_total = 0
         self._out_of_band_total = 0
@@ -66,25 +67,25 @@ class WriterEnd(OwnerEnd):
     # ---- messages ---------------------------------------------------------------------------------------------
 
     def enqueue(self, obj: object, deadline: Deadline) -> None:
-        self.enter(deadline)
+        self.in_turn(deadline, self._enqueue, obj, deadline)
+
+    def _enqueue(self, obj: object, deadline: Deadline) -> None:
+        self._wait = None
+        if not self._was_ready:
+            self._wait_until_ready(deadline)
+        self.look_around()
+        if self.members.unreported:
+            self.report_deaths()
+        position = self._settle()
+        message = self._encoder.encode(obj)
         try:
-            if not self._was_ready:
-                self._wait_until_ready(deadline)
-            self.look_around()
-            if self.members.unreported:
-                self.report_deaths()
-            position = self._settle()
-            message = self._encoder.encode(obj)
-            try:
-                self._send(message, deadline)
-            except BaseException:
-                self._end_message(message, position)
-                raise
-            if message.slots:
-                self.slots.enqueue(message.slots, position)
-            self._unsettled = None
-        finally:
-            self.leave()
+            self._send(message, deadline)
+        except BaseException:
+            self._end_message(message, position)
+            raise
+        if message.slots:
+            self.slots.enqueue(message.slots, position)
+        self._unsettled = None
 
     def _settle(self) -> int:
         """Before slots are claimed: puts right what an exception cut short the last time, and takes note of the position."""
@@ -106,36 +107,35 @@ class WriterEnd(OwnerEnd):
         nbytes = torch.Size(shape).numel() * dtype.itemsize
         if nbytes <= 0:
             raise ValueError(f"shape={tuple(shape)}: a loan has at least one element")
-        self.enter(deadline)
-        try:
-            self._settle()
-            self.slots.collect()
-            slot = self.slots.claim(nbytes)
-            if isinstance(slot, Refusal):
-                self._unsettled = None
-                free, used = self.slots.usage()
-                raise CapacityError(
-                    f"no loan of {nbytes} bytes: {slot.value} ({free} slots free, {used} of {self.slots.capacity_bytes} "
-                    "bytes in use); drop tensors, or give ArenaConfig more slots or capacity_bytes"
-                )
-            error = self.slots.populate(slot)
-            if error:
-                self.slots.abort([slot])
-                self._unsettled = None
-                raise CapacityError(f"no memory for a loan of {nbytes} bytes: {os.strerror(error)}")
-            view = pickling.view_of(self.slots, slot, dtype, shape)  # first: its drop is what ends a loan
-            self.slots.loan(slot)
+        return self.in_turn(deadline, self._loan, shape, dtype, nbytes)
+
+    def _loan(self, shape: Sequence[int], dtype: torch.dtype, nbytes: int) -> torch.Tensor:
+        self._settle()
+        self.slots.collect()
+        slot = self.slots.claim(nbytes)
+        if isinstance(slot, Refusal):
             self._unsettled = None
-            return view
-        finally:
-            self.leave()
+            free, used = self.slots.usage()
+            raise CapacityError(
+                f"no loan of {nbytes} bytes: {slot.value} ({free} slots free, {used} of {self.slots.capacity_bytes} "
+                "bytes in use); drop tensors, or give ArenaConfig more slots or capacity_bytes"
+            )
+        error = self.slots.populate(slot)
+        if error:
+            self.slots.abort([slot])
+            self._unsettled = None
+            raise CapacityError(f"no memory for a loan of {nbytes} bytes: {os.strerror(error)}")
+        view = pickling.view_of(self.slots, slot, dtype, shape)  # first: its drop is what ends a loan
+        self.slots.loan(slot)
+        self._unsettled = None
+        return view
 
     def _send(self, message: pickling.Encoded, deadline: Deadline) -> None:
         self._number += 1  # whether or not it gets out: no two payloads share a number, or a reader takes one for the other
         if not message.buffers and message.pickle_bytes <= self._plain_bytes_max:
-            record = codec.pack_plain(self._number, message.pickle_parts)
-            while self.ring.send_bytes(record) is Outcome.NO_ROOM:
-                self._wait_room(len(record), deadline)
+            pickled = b"".join(message.pickle_parts)
+            while self.ring.send_plain(self._number, pickled) is Outcome.NO_ROOM:
+                self._wait_room(codec.header_bytes(0, 0) + len(pickled), deadline)
         else:
             self._send_with_buffers(message, deadline)
         self._messages_total += 1
@@ -214,15 +214,14 @@ class WriterEnd(OwnerEnd):
         """Between two slices of waiting: deaths and leaves are dealt with, joins wait for the end of the message."""
         if self.ring.closed:
             raise Cancelled("shutdown() ended enqueue while it waited for room")
-        self.members.excuse_the_left()
-        self.members.reap()
-        self.members.report_impossible()
+        self.members.look_after()
         self.report_deaths()
         if deadline.passed():
             raise TimeoutError(
                 f"no room for a message of {nbytes} bytes within {deadline.timeout_s} s: {self.members.who_is_behind()}"
             )
-        waited = deadline.waited_long_s()
+        self._wait = self._wait or LongWait()
+        waited = self._wait.due_s()
         if waited is not None:
             behind = self.members.who_is_behind()
             log.warning("writer %d has waited %.0f s for room in the ring: %s", os.getpid(), waited, behind)
@@ -230,7 +229,7 @@ class WriterEnd(OwnerEnd):
     # ---- the rest ---------------------------------------------------------------------------------------------
 
     def statistics(self) -> Statistics:
-        with self.glance():
+        with self.visit():
             counts = self._encoder.counts
             slots_free, bytes_in_use = self.slots.usage()
             return Statistics(

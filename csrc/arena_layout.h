@@ -54,6 +54,20 @@ struct arena_slot {
     uint64_t kind;
 };
 
+/* The head of a record; grants, buffer table and pickle follow: see arena/message/codec.py. */
+struct arena_record {
+    uint32_t flags;
+    uint32_t n_grants;
+    uint32_t n_buffers;
+    uint32_t n_inline;
+    uint64_t number;
+    uint64_t pickle_bytes;
+    uint64_t body_sum; /* of the buffer table and the pickle */
+    uint64_t head_sum; /* of the fields above and the grants */
+};
+
+_Static_assert(sizeof(struct arena_record) == 48, "layout.py: RECORD_BYTES");
+_Static_assert(offsetof(struct arena_record, head_sum) == 40, "layout.py: RECORD_BYTES - 8");
 _Static_assert(offsetof(struct arena_header, secret) == 72, "layout.py: HEADER_SECRET");
 _Static_assert(offsetof(struct arena_header, published) == 128, "layout.py: HEADER_PUBLISHED");
 _Static_assert(offsetof(struct arena_header, writer_park) == 192, "layout.py: HEADER_WRITER_PARK");

@@ -157,6 +157,7 @@ uint64_t arena_layout_constant(int which) {
     case 10: return sizeof(struct arena_slot);
     case 11: return offsetof(struct arena_header, secret);
     case 12: return offsetof(struct arena_member, pinned);
+    case 13: return sizeof(struct arena_record);
     default: return 0;
     }
 }

@@ -107,7 +107,6 @@ int64_t arena_ring_reserve(arena_ring_writer *w, uint64_t nbytes);
 void arena_ring_write(arena_ring_writer *w, uint64_t nbytes, char **parts, const uint64_t *sizes, uint32_t n_parts);
 void arena_ring_publish(arena_ring_writer *w, uint64_t nbytes);
 void arena_ring_wake_readers(arena_ring_writer *w);
-int arena_ring_send_bytes(arena_ring_writer *w, char *record, uint64_t nbytes);
 int arena_ring_send(arena_ring_writer *w, uint64_t nbytes, char **parts, const uint64_t *sizes, uint32_t n_parts);
 void arena_ring_writer_park(arena_ring_writer *w);
 int arena_ring_writer_recheck(arena_ring_writer *w, uint64_t nbytes);
@@ -128,6 +127,8 @@ typedef struct arena_ring_reader {
     uint64_t end;      /* position after that record */
     char *record;
     uint64_t record_bytes;
+    char *plain; /* the pickle of a record that has nothing else and is intact */
+    uint64_t plain_bytes; /* 0: it is not such a record */
     uint32_t rank;
     uint32_t closed;
 } arena_ring_reader;
@@ -144,6 +145,11 @@ int arena_ring_wait_admission(arena_ring_reader *r, uint64_t joining_word, uint6
 void arena_ring_finish(arena_ring_reader *r);
 void arena_ring_leave(arena_ring_reader *r, uint64_t left_word);
 void arena_ring_reader_shutdown(arena_ring_reader *r);
+
+/* ---- records: what travels in the ring ---- */
+uint64_t arena_checksum(char **parts, const uint64_t *sizes, uint32_t n_parts);
+int arena_send_plain(arena_ring_writer *w, uint64_t number, char *pickle, uint64_t nbytes);
+int arena_wait_record(arena_ring_reader *r, uint64_t spin_us, uint64_t slice_us);
 
 /* ---- slots ---- */
 void arena_slot_claim(arena_mapping *m, uint32_t slot, uint64_t generation, uint64_t offset, uint64_t nbytes,

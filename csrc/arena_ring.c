@@ -108,10 +108,6 @@ int arena_ring_send(arena_ring_writer *w, uint64_t nbytes, char **parts, const u
     return ARENA_OK;
 }
 
-int arena_ring_send_bytes(arena_ring_writer *w, char *record, uint64_t nbytes) {
-    return arena_ring_send(w, nbytes, &record, &nbytes, 1);
-}
-
 void arena_ring_writer_park(arena_ring_writer *w) {
     STEP(park_store);
     arena_park_store_relaxed(&header_of(w->m)->writer_park, 1);
@@ -235,6 +231,7 @@ uint64_t arena_ring_consumed(arena_mapping *m, uint32_t rank) {
 /* Finds the next record, without taking it: ARENA_OK, ARENA_EMPTY or ARENA_CORRUPT. */
 int arena_ring_read(arena_ring_reader *r) {
     uint64_t available = arena_ring_published(r->m) - r->position;
+    r->plain_bytes = 0;
     if (available == 0) return ARENA_EMPTY;
     if (available > r->m->geometry.ring_bytes || r->position % LENGTH_BYTES) return ARENA_CORRUPT;
     STEP(record_read);

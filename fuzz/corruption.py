@@ -160,8 +160,7 @@ def _record(rng: Random) -> str:
     ]
     inline = [b"x" * buffer.nbytes for buffer in buffers if buffer.kind < codec.Kind.SLOT_TENSOR]
     body = pickle.dumps(rng.random())
-    packed = codec.pack(0, 1, [body], grants, buffers, len(inline)) if buffers else (codec.pack_plain(1, [body]), b"")
-    whole = b"".join([*packed, *([body, *inline] if buffers else [])])
+    whole = b"".join([*codec.pack(0, 1, [body], grants, buffers, len(inline)), body, *inline])
     try:
         record = codec.Record(memoryview(changed(rng, whole)))
         if record.plain_pickle() is None:

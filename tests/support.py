@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from arena import ArenaConfig, Handle, MessageQueue
+from arena.endpoint import Endpoint
 
 WATCHDOG_S = 120.0
 """Ends a test that hangs; no test asks whether something was faster than this."""
@@ -38,6 +39,14 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {WATCHDOG_S:.0f} s: {what}")
         time.sleep(0.001)
+
+
+def is_in_call(end: Endpoint) -> bool:
+    """Whether another thread is inside a call."""
+    free = end._turn.acquire(False)
+    if free:
+        end._turn.release()
+    return not free
 
 
 def settle() -> None:

@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from arena.errors import CorruptError
 from arena.message import codec
 from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
+from arena.protocol.ring import Outcome, RingReader, RingWriter
 from arena.protocol.slots import Grant
+from arena.shm import segment
+from arena.shm.layout import EMPTY_WORD, PAGE, Layout, MemberWord, State
+from arena.shm.native import ffi, lib
 
 U32, U64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
 GRANTS = st.lists(st.builds(Grant, U32, U64), max_size=5)
@@ -78,10 +82,61 @@ def test_out_of_band_round_trip(message: Message) -> None:
     assert record.buffers(memoryview(packed_table)) == table
 
 
-@given(U64, st.lists(st.binary(max_size=50), max_size=4))
-def test_plain_round_trip(number: int, parts: list[bytes]) -> None:
-    record, _, _, payload = read(codec.pack_plain(number, parts))
-    assert (record.number, payload) == (number, [b"".join(parts)])
+def sent_plain(number: int, pickled: bytes, flip: int | None = None) -> tuple[bytes, bytes | None]:
+    """A plain record as it lies in the ring, after one of its bytes was changed, and the pickle that C finds in it."""
+    made = segment.create(Layout(1, 0, PAGE, 0))
+    try:
+        entry = MemberWord(State.JOINING, 1, 1)
+        writer, reader = RingWriter(made), RingReader(made, 0, entry)
+        assert lib.arena_member_claim(made.mapping, 0, EMPTY_WORD, entry.pack())
+        assert writer.admit(0, entry) and reader.wait_admission(0) is Outcome.OK
+        assert writer.send_plain(number, pickled) is Outcome.OK
+        if flip is not None:
+            assert reader.read() is Outcome.OK
+            bytes_of = ffi.buffer(*reader.record)
+            bytes_of[flip] = bytes([bytes_of[flip][0] ^ 1])
+        assert reader.wait(0, 0) is Outcome.OK
+        plain = reader.plain
+        return bytes(ffi.buffer(*reader.record)), None if plain is None else bytes(plain)
+    finally:
+        segment.unlink(made.handle)
+        made.close()
+
+
+@given(U64, st.binary(min_size=1, max_size=200))
+def test_plain_round_trip(number: int, pickled: bytes) -> None:
+    """What C makes is what Python would have made, and each reads the other's."""
+    record, plain = sent_plain(number, pickled)
+    assert record == b"".join([*codec.pack(0, number, in_parts(pickled), [], [], 0), pickled])
+    assert plain == pickled
+    assert read(record)[3] == [pickled]
+
+
+@given(st.binary(min_size=1, max_size=80), st.data())
+def test_one_changed_byte_of_a_plain_record_is_seen(pickled: bytes, data: st.DataObject) -> None:
+    flip = data.draw(st.integers(0, codec.header_bytes(0, 0) + len(pickled) - 1))
+    record, plain = sent_plain(7, pickled, flip)
+    assert plain is None
+    with pytest.raises(CorruptError):
+        read(record)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (0, 0xEF46DB3751D8E999), (1, 0xE934A84ADB052768), (3, 0xE5C7BB4533BC65DD), (4, 0xFFCED8604453CC1E),
+        (8, 0x884A173614B81B8D), (31, 0xC346D2B59B4D8EE1), (32, 0xCBF59C5116FF32B4), (33, 0x0C535D1ACAFB8EAD),
+        (63, 0xE26AA9E2A95F8E4F), (64, 0xF7C67301DB6713F0), (100, 0x6AC1E58032166597), (1000, 0xF306F04AA88B54D3),
+    ],
+)  # fmt: skip
+def test_the_checksum_is_xxh64(nbytes: int, expected: int) -> None:
+    """Figures of the reference implementation, for bytes that count up to 250."""
+    assert codec.checksum(bytes(i % 251 for i in range(nbytes))) == expected
+
+
+@given(st.lists(st.binary(max_size=70), max_size=5))
+def test_a_checksum_does_not_depend_on_the_pieces(parts: list[bytes]) -> None:
+    assert codec.checksum(*parts) == codec.checksum(b"".join(parts))
 
 
 @given(messages(), st.data())

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import SMALL, WATCHDOG_S, Reader, Side, in_thread, python, queue_of, readers_of, shutdown, wait_until
+from support import (
+    SMALL, WATCHDOG_S, Reader, Side, in_thread, is_in_call, python, queue_of, readers_of, shutdown, wait_until,
+)  # fmt: skip
 from traffic import mixed_message, read_all, read_from, read_numbers
 
 from arena import ArenaConfig, MessageQueue
@@ -283,7 +285,7 @@ def test_the_slow_reader_is_named() -> None:
 def test_another_threads_call_is_waited_for_in_time() -> None:
     with queue_of(1) as (writer, (reader,)):
         blocked = in_thread(lambda: reader.dequeue(WATCHDOG_S))
-        wait_until(lambda: reader._end._owner != 0, "the thread is inside its dequeue")
+        wait_until(lambda: is_in_call(reader._end), "the thread is inside its dequeue")
         with pytest.raises(TimeoutError, match="another thread's call"):
             reader.dequeue(timeout=0.01)
         writer.enqueue(1)
@@ -299,7 +301,7 @@ def test_shutdown_ends_a_blocked_dequeue_200_times() -> None:
         with queue_of(1, arena=None) as (_, (reader,)):
             blocked = in_thread(lambda reader=reader: reader.dequeue(WATCHDOG_S))  # type: ignore[misc]
             if i % 2:
-                wait_until(lambda reader=reader: reader._end._owner != 0, "inside dequeue")  # type: ignore[misc]
+                wait_until(lambda reader=reader: is_in_call(reader._end), "inside dequeue")  # type: ignore[misc]
             reader.shutdown()
             with pytest.raises(Cancelled):
                 blocked()
@@ -323,7 +325,7 @@ def test_shutdown_ends_a_blocked_enqueue() -> None:
 def test_shutdown_ends_waiting_for_readers() -> None:
     with MessageQueue(1, 1, arena=None) as writer:
         blocked = in_thread(writer.wait_until_ready)
-        wait_until(lambda: writer._end._owner != 0, "inside wait_until_ready")
+        wait_until(lambda: is_in_call(writer._end), "inside wait_until_ready")
         writer.shutdown()
         with pytest.raises(Cancelled):
             blocked()

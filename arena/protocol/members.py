@@ -48,43 +48,44 @@ class Members:
     def admit_joiners(self) -> None:
         """Makes members of the readers that wait to join."""
         for row, entry in enumerate(self._ring.entries()):
-            if entry.state is State.JOINING and self._watch(row, entry):
+            if entry.state is State.JOINING and not self._watched(row, entry).is_dead():
                 self._ring.admit(row, entry)
-        self.excuse_the_left()
-
-    def _watch(self, row: int, entry: MemberWord) -> bool:
-        """Whether a joiner lives; one that has died meanwhile leaves an entry to clear."""
-        self._entries[row], self._peers[row] = entry, Peer.watch(entry.pid, entry.start)
-        self._watch_pidfds()
-        if self._peers[row].is_dead():
-            self._bury(row)
-            return False
-        return True
+        self.look_after()
 
     # ---- at any time ------------------------------------------------------------------------------------------
 
-    def excuse_the_left(self) -> None:
+    def look_after(self) -> None:
+        """Deals with the readers that have left and with those that have died, members or not."""
+        self._excuse_the_left()
+        self._reap()
+        self._report_impossible()
+
+    def _watched(self, row: int, entry: MemberWord) -> Peer:
+        """The process of an entry that is not EMPTY; only ``_clear`` lets another one have the row."""
+        if row not in self._peers:
+            self._entries[row], self._peers[row] = entry, Peer.watch(entry.pid, entry.start)
+            self._watch_pidfds()
+        return self._peers[row]
+
+    def _excuse_the_left(self) -> None:
         """Readers that shut down no longer count for room or for messages; what they leased they still owe."""
         for row in range(len(self.ranks)):
             entry = self._ring.entry(row)  # without taking note of it: a joiner must still be seen as a change
-            if entry.state is State.LEFT:
-                self._excuse(row, entry)
-        left = self._peers.keys() - set(self.rows())
-        if left:
-            self._slots.collect()
-        for row in left:
+            if entry.state is not State.LEFT:
+                continue
+            self._watched(row, entry)  # it may have left before it was admitted
+            if self._ring.members >> row & 1:
+                self._ring.drop_reader(row)
+                self._slots.excuse_unread(row, self._ring.consumed(row))
             if not self._slots.owes(row):
                 self._clear(row)
 
-    def _excuse(self, row: int, entry: MemberWord) -> None:
-        if self._ring.members >> row & 1:
-            self._ring.drop_reader(row)
-            self._slots.excuse_unread(row, self._ring.consumed(row))
-        if row not in self._peers:  # it left before it was admitted
-            self._watch(row, entry)
-
-    def reap(self) -> None:
-        """Deals with the readers whose pidfd says that they are dead."""
+    def _reap(self) -> None:
+        """Deals with the readers whose pidfd says that they are dead; one may have died before it was admitted."""
+        for row in range(len(self.ranks)):
+            entry = self._ring.entry(row)
+            if entry.state is not State.EMPTY:
+                self._watched(row, entry)
         for row, peer in list(self._peers.items()):
             if peer.is_dead():
                 self._bury(row)
@@ -105,16 +106,17 @@ class Members:
         self._clear(row)
 
     def _clear(self, row: int) -> None:
-        self._slots.reclaim(row)
-        self._slots.impossible_rows &= ~(1 << row)
-        self._ring.impossible_rows &= ~(1 << row)
-        self._ring.clear_entry(row)  # [member.reclaim]
+        """Cut short by a signal handler's exception, it is done again: the entry goes last, and the row is watched anew."""
         del self._entries[row]
         peer = self._peers.pop(row)
         self._watch_pidfds()
         peer.close()
+        self._slots.reclaim(row)
+        self._slots.impossible_rows &= ~(1 << row)
+        self._ring.impossible_rows &= ~(1 << row)
+        self._ring.clear_entry(row)  # [member.reclaim]
 
-    def report_impossible(self) -> None:
+    def _report_impossible(self) -> None:
         """Says which readers' words the protocol cannot have written.  What they owe stays owed, until they are dead."""
         rows = self._slots.impossible_rows | self._ring.impossible_rows
         for row, rank in enumerate(self.ranks):

@@ -6,8 +6,9 @@ them in one native call, made of the same C functions: what production uses, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 from arena.errors import CorruptError
@@ -69,9 +70,9 @@ class RingWriter:
         """reserve, write, publish and wake_readers: OK, or NO_ROOM with nothing changed."""
         return _OUTCOMES[lib.arena_ring_send(self._ring, sum(sizes), parts, sizes, len(parts))]
 
-    def send_bytes(self, record: bytes) -> Outcome:
-        """``send`` of a record that is one piece."""
-        code = lib.arena_ring_send_bytes(self._ring, record, len(record))
+    def send_plain(self, number: int, pickle: bytes) -> Outcome:
+        """``send`` of a record that is a pickle and nothing else, which it gives its head and checksums."""
+        code = lib.arena_send_plain(self._ring, number, pickle, len(pickle))
         return Outcome.OK if code == 0 else _OUTCOMES[code]
 
     # ---- waiting for room -------------------------------------------------------------------------------------
@@ -189,6 +190,8 @@ class RingReader:
         self._ring: Any = ffi.new("arena_ring_reader *", {"m": segment.mapping, "rank": rank})
         self.rank = rank
         self.admitted = False
+        # advance and wake_writer: the native call itself, before which no signal handler can raise
+        self.finish: Callable[[], None] = partial(lib.arena_ring_finish, self._ring)
         trace.observe(self, segment)
 
     # ---- records ----------------------------------------------------------------------------------------------
@@ -202,6 +205,12 @@ class RingReader:
         """The record that was found: a C pointer into the ring and a length, valid until ``advance``."""
         return self._ring.record, self._ring.record_bytes
 
+    @property
+    def plain(self) -> Any | None:
+        """The pickle of the record that ``wait`` found, if that is an intact one with nothing else; valid until ``advance``."""
+        nbytes = self._ring.plain_bytes
+        return ffi.buffer(self._ring.plain, nbytes) if nbytes else None
+
     def advance(self) -> None:
         """The record is read: its room is the writer's again."""
         lib.arena_ring_advance(self._ring)  # [ring.consume]
@@ -209,10 +218,6 @@ class RingReader:
     def wake_writer(self) -> None:
         """Wakes the writer if it is parked."""
         lib.arena_ring_wake_writer(self._ring)  # [park.consumed]
-
-    def finish(self) -> None:
-        """advance and wake_writer."""
-        lib.arena_ring_finish(self._ring)
 
     # ---- waiting for a record ---------------------------------------------------------------------------------
 
@@ -234,7 +239,8 @@ class RingReader:
 
     def wait(self, spin_us: int, slice_us: int) -> Outcome:
         """read; then park, recheck, sleep, unpark and read again: OK, EMPTY after one slice, or CLOSED."""
-        return self._checked(lib.arena_ring_wait(self._ring, spin_us, slice_us))
+        code = lib.arena_wait_record(self._ring, spin_us, slice_us)
+        return Outcome.OK if code == 0 else self._checked(code)
 
     def last_look(self) -> Outcome:
         """After the writer was found dead: a record that it had published is still there."""

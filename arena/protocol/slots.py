@@ -295,11 +295,9 @@ class SlotWriter:
             self._excuse(rank, unread)
 
     def owes(self, rank: int) -> bool:
-        """Whether a reader is still required to release anything, or holds an object."""
+        """Whether a reader has not released everything yet, whatever others hold, or holds an object."""
         with self.lock:
-            if any(self.required[slot] >> rank & 1 for slot in [*self._sent]):
-                return True
-        return bool(self.held_by(rank))
+            return bool(self._owed(rank) or self.held_by(rank))
 
     def held_by(self, row: int) -> list[tuple[int, int]]:
         """The objects that a row holds: (slot, generation)."""

@@ -25,6 +25,7 @@ MEMBER_PINNED = 8
 MEMBER_CONSUMED = 64
 MEMBER_PARK = 128
 SLOT_BYTES = 32
+RECORD_BYTES = 48  # the head of a record: arena/message/codec.py
 WORD_BYTES = 8
 
 READERS_MAX = 63  # a required mask is one u64: a bit per reader and one for the writer's own loans
@@ -32,7 +33,7 @@ READERS_MAX = 63  # a required mask is one u64: a bit per reader and one for the
 C_CONSTANTS = (
     MAGIC, VERSION, HEADER_BYTES, HEADER_PUBLISHED, HEADER_WRITER_PARK, HEADER_WRITER_CLOSED, HEADER_TRACE_STAMP,
     MEMBER_BYTES, MEMBER_CONSUMED, MEMBER_PARK, SLOT_BYTES, HEADER_SECRET,
-    MEMBER_PINNED,
+    MEMBER_PINNED, RECORD_BYTES,
 )  # fmt: skip
 
 

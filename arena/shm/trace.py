@@ -221,7 +221,7 @@ _WRAPPERS: dict[str, dict[str, Callable[[Log, Any, Call], Call]]] = {
         "reclaim": _on_one("reclaim"),
         "excuse_unread": _on_one("drop_reader"),
     },
-    "RingWriter": {"send": _send, "send_bytes": _send, "admit": _admit},
+    "RingWriter": {"send": _send, "send_plain": _send, "admit": _admit},
     "RingReader": {"read": _read, "wait": _read, "advance": _advance, "finish": _advance, "leave": _leave},
     "SlotReader": {"lease": _lease},
 }

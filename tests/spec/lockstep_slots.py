@@ -119,7 +119,8 @@ class SlotCode:
         filler = bytes(PAGE // self.config.queue - 8 - codec.header_bytes(len(grants), 0))  # so that `queue` records fit
         head, table = codec.pack(0, 0, [filler], grants, [], 0)
         position = self.ring.position
-        outcome = self.ring.send_bytes(head + table + filler)
+        parts = [head, table, filler]
+        outcome = self.ring.send([ffi.from_buffer(part) for part in parts], [len(part) for part in parts])
         if outcome is not Outcome.OK:
             raise Mismatch(f"enqueue: {outcome!r}")
         self.writer.enqueue(self.message, position)
