@@ -81,7 +81,8 @@ class SharedOffloadRegion:
         AttachError: a live instance with another nonce has the name, the rank is taken, sizes differ, or the memory is
             out of reach.
         CapacityError: the memory is not there.
-        ArenaError: another process of the instance failed: its error, of the same type.
+        ArenaError: another process of the instance failed.  The text is its error's; so is the type, if it is one of
+            `arena.errors`, and if not (an ``OSError``, a ``ValueError``), the text names it.
         TimeoutError: a process has the entry locked for more than a second; the text names it.
     """
 

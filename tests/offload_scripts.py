@@ -1,16 +1,18 @@
-"""What a process of its own does in a test: it forks, or enters another PID namespace.  Imports little: starts fast."""
+"""What a process of its own does in a test: it forks, enters other namespaces, or is short of memory."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from arena.errors import AttachError, ForkedError
+from arena.errors import AttachError, CapacityError, ForkedError
 from arena.offload import SharedOffloadRegion
+from arena.shm import backing as backing_module
 from arena.shm import membership
 
 NOT_ALLOWED = 77
@@ -88,3 +90,62 @@ def enter_pid_namespace() -> bool:
     if child:
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     return bool(libc.mount(b"proc", b"/proc", b"proc", 0, None) == 0)
+
+
+def on_a_small_dev_shm(nbytes: int, function: Callable[..., None], *args: Any) -> None:
+    """Go on with a /dev/shm of that size, which nobody else sees."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    private = (1 << 18) | (1 << 14)
+    if libc.unshare(0x20000) or libc.mount(None, b"/", None, private, None):
+        os._exit(NOT_ALLOWED)
+    if libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, f"size={nbytes}".encode()):
+        os._exit(NOT_ALLOWED)
+    function(*args)
+
+
+def of_pages(name: str, rank: int | None, pages: int) -> SharedOffloadRegion:
+    """Named memory of two workers, of that many pages, of which each takes half and None takes all."""
+    return SharedOffloadRegion(name, pages // 2, rank, 2 * 4096, 4096, backing="shm")
+
+
+def must_not_fit(name: str, rank: int | None, pages: int) -> None:
+    try:
+        of_pages(name, rank, pages)
+    except CapacityError as error:
+        print(error, file=sys.stderr, flush=True)
+        return
+    os._exit(4)
+
+
+def too_large_at_once() -> None:
+    must_not_fit("one", None, 5000)
+
+
+def two_that_are_too_large_together() -> None:
+    with of_pages("one", None, 2500):
+        must_not_fit("other", None, 2500)
+    with of_pages("other", None, 2500):  # when the first has gone, its pages have too
+        pass
+
+
+def pages_that_others_take_later() -> None:
+    """All four pass the check, for at that moment there is room; the fourth finds none when it takes its pages."""
+    with of_pages("one", 0, 2500), of_pages("other", 0, 2500), of_pages("one", 1, 2500):
+        must_not_fit("other", 1, 2500)
+
+
+def fail_with_a_region(engine_id: str, backing: str) -> None:
+    mine = region(engine_id, 1, backing)
+    mine.create_next_worker_view(4096).fill_(1)
+    raise RuntimeError("mine")
+
+
+def with_little_address_space(nbytes: int, engine_id: str) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
+    backing_module._available_bytes = lambda: None
+    try:
+        SharedOffloadRegion(engine_id, nbytes >> 30, 0, 1 << 30, 4096)
+    except CapacityError as error:
+        print(error, file=sys.stderr, flush=True)
+        return
+    os._exit(4)

@@ -70,7 +70,7 @@ def write_failure(entry: Entry, wanted: Wanted, error: BaseException) -> None:
 
 
 def error_of(wanted: Wanted, failure: Failure) -> ArenaError:
-    """The failure that another process left, as an error of the same type."""
+    """The failure that another process left, as an error of the same type if that is one of ours, else named in the text."""
     name, _, text = failure.text.partition("\n")
     kind = getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, ArenaError)):
