@@ -68,17 +68,20 @@ class ReaderEnd(MemberEnd):
     def _dequeue(self, deadline: Deadline, indefinite: bool) -> object:
         if self.gates is not None:
             self.gates.poll()
-        self._wait_until_admitted(deadline)
-        self._wait_record(deadline, indefinite)
-        return self._take_record(deadline)
+        ring = self.ring
+        if not ring.admitted:
+            self._wait_admission(deadline)
+        if ring.wait(0, 0) is not Outcome.OK:
+            self._wait_record(deadline, indefinite)
+        plain = ring.plain
+        if plain is None:
+            return self._take_record(deadline)
+        try:
+            return pickle.loads(plain)
+        finally:
+            ring.finish()
 
     def _take_record(self, deadline: Deadline) -> object:
-        plain = self.ring.plain
-        if plain is not None:
-            try:
-                return pickle.loads(plain)
-            finally:
-                self.ring.finish()
         late = False
         try:
             return self._decoder.decode(*self.ring.record, partial(self._receive, deadline))

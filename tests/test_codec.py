@@ -14,7 +14,7 @@ from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
 from arena.protocol.ring import Outcome, RingReader, RingWriter
 from arena.protocol.slots import Grant
 from arena.shm import segment
-from arena.shm.layout import EMPTY_WORD, PAGE, Layout, MemberWord, State
+from arena.shm.layout import EMPTY_WORD, PAGE, RECORD_BYTES, Layout, MemberWord, State
 from arena.shm.native import ffi, lib
 
 U32, U64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
@@ -89,7 +89,8 @@ def sent_plain(number: int, pickled: bytes, flip: int | None = None) -> tuple[by
         entry = MemberWord(State.JOINING, 1, 1)
         writer, reader = RingWriter(made), RingReader(made, 0, entry)
         assert lib.arena_member_claim(made.mapping, 0, EMPTY_WORD, entry.pack())
-        assert writer.admit(0, entry) and reader.wait_admission(0) is Outcome.OK
+        assert writer.admit(0, entry)
+        assert reader.wait_admission(0) is Outcome.OK
         assert writer.send_plain(number, pickled) is Outcome.OK
         if flip is not None:
             assert reader.read() is Outcome.OK
@@ -109,6 +110,7 @@ def test_plain_round_trip(number: int, pickled: bytes) -> None:
     record, plain = sent_plain(number, pickled)
     assert record == b"".join([*codec.pack(0, number, in_parts(pickled), [], [], 0), pickled])
     assert plain == pickled
+    assert len(record) == RECORD_BYTES + len(pickled)
     assert read(record)[3] == [pickled]
 
 

@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 import torch
 from support import (
-    SMALL, WATCHDOG_S, Reader, Side, in_thread, is_in_call, python, queue_of, readers_of, shutdown, wait_until,
+    SMALL,
+    WATCHDOG_S,
+    Reader,
+    Side,
+    in_thread,
+    is_in_call,
+    python,
+    queue_of,
+    readers_of,
+    shutdown,
+    wait_until,
 )  # fmt: skip
 from traffic import mixed_message, read_all, read_from, read_numbers
 

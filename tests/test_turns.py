@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -97,10 +98,8 @@ def test_a_handlers_shutdown_anywhere_releases_once_the_use_is_over(use: Callabl
         end = end_of()
         interruption = Interruption(places, end.shutdown)
         with interruption:
-            try:
+            with contextlib.suppress(Cancelled):
                 use(end)
-            except Cancelled:
-                pass
         if interruption.left >= 0:
             end.shutdown()
             break

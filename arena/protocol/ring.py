@@ -207,7 +207,7 @@ class RingReader:
 
     @property
     def plain(self) -> Any | None:
-        """The pickle of the record that ``wait`` found, if that is an intact one with nothing else; valid until ``advance``."""
+        """The pickle of the record that ``wait`` found, if it is intact and has nothing else; valid until ``advance``."""
         nbytes = self._ring.plain_bytes
         return ffi.buffer(self._ring.plain, nbytes) if nbytes else None
 
