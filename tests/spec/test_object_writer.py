@@ -1,0 +1,325 @@
+"""What the writer's and the reader's halves of the object slots owe the cache beyond the model: loans, quarantines, errors.
+
+One process and anonymous memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from lockstep_slots import AnonymousSegment
+
+from arena.errors import CorruptError, StaleSlotError
+from arena.protocol import objects
+from arena.protocol.objects import ObjectReader, ObjectWriter
+from arena.protocol.slots import Grant, Refusal, SlotWriter, State, drop
+from arena.shm.layout import PAGE, Layout
+from arena.shm.native import ffi, lib
+
+
+@pytest.fixture
+def segment() -> Iterator[AnonymousSegment]:
+    with closing(AnonymousSegment(Layout(2, 3, PAGE, 4 * PAGE))) as made:
+        yield made
+
+
+@pytest.fixture
+def slots(segment: Any) -> SlotWriter:
+    return SlotWriter(segment)
+
+
+@pytest.fixture
+def writer(segment: Any, slots: SlotWriter) -> ObjectWriter:
+    return ObjectWriter(segment, slots)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the objects see; its element may be changed."""
+    now = [100.0]
+    monkeypatch.setattr(objects.time, "monotonic", lambda: now[0])
+    return now
+
+
+def put(writer: ObjectWriter, nbytes: int = PAGE) -> Grant:
+    slot = writer.claim(nbytes)
+    assert not isinstance(slot, Refusal)
+    return writer.publish_object(slot)
+
+
+def shared_generation(segment: AnonymousSegment, slot: int) -> int:
+    at = segment.layout.slots_offset + 32 * slot
+    return int.from_bytes(bytes(ffi.buffer(segment.mapping.control + at, 8)), "little")
+
+
+def test_an_object_is_open_from_its_publication_to_its_eviction(
+    segment: Any, slots: SlotWriter, writer: ObjectWriter
+) -> None:
+    slot = writer.claim(PAGE)
+    assert isinstance(slot, int)
+    assert shared_generation(segment, slot) % 2 == 1
+    to_be = writer.grant_to_be(slot)
+    assert writer.publish_object(slot) == to_be == Grant(slot, shared_generation(segment, slot))
+    assert to_be.generation % 2 == 0
+    assert slots.generations[slot] == to_be.generation
+    assert writer.n_slots == 1
+    assert writer.draining_bytes == 0
+    writer.evict(slot)
+    assert shared_generation(segment, slot) == slots.generations[slot] == to_be.generation + 1
+    assert writer.n_slots == 1
+    assert writer.draining_bytes == PAGE
+    assert writer.scan() == 1
+    assert writer.n_slots == 0
+    assert slots.usage() == (3, 0)
+    assert put(writer).generation > to_be.generation
+
+
+def test_no_room_is_a_refusal(slots: SlotWriter, writer: ObjectWriter) -> None:
+    assert writer.claim(4 * PAGE + 1) is Refusal.OVERSIZE
+    assert slots.usage() == (3, 0)
+
+
+def test_an_aborted_put_leaves_nothing(slots: SlotWriter, writer: ObjectWriter) -> None:
+    slot = writer.claim(PAGE)
+    assert isinstance(slot, int)
+    writer.abort(slot)
+    assert slots.usage() == (3, 0)
+    assert writer.n_slots == 0
+
+
+@pytest.mark.parametrize("row", [0, 1, 2], ids=["first reader", "last reader", "the writer's row"])
+def test_what_any_row_holds_is_not_reused(segment: Any, slots: SlotWriter, writer: ObjectWriter, row: int) -> None:
+    grant = put(writer)
+    assert not writer.is_held(grant.slot)
+    reader = ObjectReader(segment, row)
+    lease = reader.lease(grant)
+    assert writer.is_held(grant.slot)
+    writer.evict(grant.slot)
+    assert writer.scan() == 0
+    assert slots.usage() == (2, PAGE)
+    drop(lease.c_grant)
+    assert slots.collect() == 0  # an object's slot is none of the released ones
+    assert slots.usage() == (3, 0)  # but what is collected looks at it, too
+    ffi.release(reader._holds)
+
+
+@pytest.mark.parametrize("order", [("evict", "drop"), ("drop", "evict")])
+def test_a_loan_that_became_an_object_is_free_when_its_tensor_is_gone_too(
+    slots: SlotWriter, writer: ObjectWriter, order: tuple[str, str]
+) -> None:
+    slot = slots.claim(PAGE)
+    assert isinstance(slot, int)
+    own = slots.open_own_grant(slot)
+    slots.loan(slot)
+    to_be = writer.grant_to_be(slot)
+    assert to_be.generation % 2 == 0
+    assert writer.adopt(slot)
+    assert not writer.adopt(slot)
+    assert slots.states[slot] is State.OBJECT
+    assert slots.generations[slot] % 2 == 1
+    assert writer.grant_to_be(slot) == to_be == writer.publish_object(slot)
+    for step in order:
+        assert writer.scan() == 0
+        if step == "evict":
+            writer.evict(slot)
+        else:
+            drop(own)
+    assert writer.scan() == 1
+    assert slots.usage() == (3, 0)
+    writer.evict(put(writer).slot)  # the next object in the slot has no loan to wait for
+    assert writer.scan() == 1
+
+
+def test_no_loan_no_object(slots: SlotWriter, writer: ObjectWriter) -> None:
+    slot = slots.claim(PAGE)
+    assert isinstance(slot, int)
+    slots.publish([slot], 0b11)
+    generation = slots.generations[slot]
+    assert not writer.adopt(slot)
+    assert slots.generations[slot] == generation
+    slots.abort([slot])
+
+
+# ---- quarantine -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["death", "eviction"])
+def test_what_a_pinned_dead_reader_held_is_kept_back(segment: Any, clock: list[float], first: str) -> None:
+    slots = SlotWriter(segment)
+    writer = ObjectWriter(segment, slots, quarantine_s=2.0)
+    held, other = put(writer), put(writer)
+    reader = ObjectReader(segment, 0)
+    lease = reader.lease(held)
+    lib.arena_member_pin(segment.mapping, 0)
+    if first == "eviction":
+        writer.evict(held.slot)
+    slots.reclaim(0)
+    if first == "death":
+        assert writer.is_held(held.slot)
+        assert not writer.is_held(other.slot)
+        writer.evict(held.slot)
+    writer.evict(other.slot)
+    assert writer.scan() == 1
+    clock[0] = 101.9
+    assert writer.scan() == 0
+    clock[0] = 102.0
+    assert writer.scan() == 1
+    assert slots.usage() == (3, 0)
+    drop(lease.c_grant)
+    ffi.release(reader._holds)
+
+
+def test_a_fence_is_of_one_generation(segment: Any, clock: list[float]) -> None:
+    """Evicted while it was open and fenced, the slot's next object is as free as any."""
+    slots = SlotWriter(segment)
+    writer = ObjectWriter(segment, slots, quarantine_s=2.0)
+    grant = put(writer)
+    reader = ObjectReader(segment, 0)
+    lease = reader.lease(grant)
+    lib.arena_member_pin(segment.mapping, 0)
+    slots.reclaim(0)
+    assert writer.is_held(grant.slot)
+    writer.evict(grant.slot)
+    clock[0] = 103.0
+    assert writer.scan() == 1
+    again = put(writer)
+    assert again.slot == grant.slot
+    assert not writer.is_held(again.slot)
+    writer.evict(again.slot)
+    assert writer.scan() == 1
+    drop(lease.c_grant)
+    ffi.release(reader._holds)
+
+
+@pytest.mark.parametrize(("quarantine_s", "is_pinned"), [(0.0, True), (2.0, False)])
+def test_without_a_device_or_a_time_nothing_is_kept_back(
+    segment: Any, clock: list[float], quarantine_s: float, is_pinned: bool
+) -> None:
+    slots = SlotWriter(segment)
+    writer = ObjectWriter(segment, slots, quarantine_s=quarantine_s)
+    grant = put(writer)
+    reader = ObjectReader(segment, 0)
+    lease = reader.lease(grant)
+    if is_pinned:
+        lib.arena_member_pin(segment.mapping, 0)
+    slots.reclaim(0)
+    assert not writer.is_held(grant.slot)
+    writer.evict(grant.slot)
+    assert writer.scan() == 1
+    drop(lease.c_grant)
+    ffi.release(reader._holds)
+
+
+def test_a_hold_that_is_no_objects_is_fenced_nowhere(segment: Any, clock: list[float]) -> None:
+    """A reader that died between announce and recheck of an older generation held nothing."""
+    slots = SlotWriter(segment)
+    writer = ObjectWriter(segment, slots, quarantine_s=2.0)
+    older, draining = put(writer), put(writer)
+    writer.evict(draining.slot)
+    reader = ObjectReader(segment, 0)
+    for slot in (older.slot, draining.slot):
+        assert reader.announce(Grant(slot, 100)) == lib.ARENA_EMPTY
+    lib.arena_member_pin(segment.mapping, 0)
+    slots.reclaim(0)
+    assert not writer.is_held(older.slot)
+    assert writer.scan() == 1
+    ffi.release(reader._holds)
+
+
+# ---- the reader's half ------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_leased_says_why_and_holds_nothing(segment: Any, slots: SlotWriter, writer: ObjectWriter) -> None:
+    grant, reader = put(writer), ObjectReader(segment, 0)
+    with pytest.raises(StaleSlotError, match=f"generation {grant.generation + 2}"):
+        reader.lease(Grant(grant.slot, grant.generation + 2))
+    for impossible in (Grant(3, 2), Grant(grant.slot, 1), Grant(grant.slot, 0)):
+        with pytest.raises(CorruptError, match="cannot be an object's"):
+            reader.lease(impossible)
+    at = segment.layout.slots_offset + 32 * grant.slot + 8
+    segment.mapping.control[at] = b"\x01"  # its offset
+    with pytest.raises(CorruptError, match="outside"):
+        reader.lease(grant)
+    assert slots.held_by(0) == []
+    ffi.release(reader._holds)
+
+
+def test_no_memory_is_said(segment: Any, writer: ObjectWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short:
+        arena_holds_open = staticmethod(lambda mapping, row: ffi.NULL)
+        arena_grant_get = staticmethod(lambda *arguments: ffi.NULL)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+    grant, reader = put(writer), ObjectReader(segment, 0)
+    monkeypatch.setattr(objects, "lib", Short())
+    with pytest.raises(MemoryError, match="holds"):
+        ObjectReader(segment, 1)
+    with pytest.raises(MemoryError, match="grant"):
+        reader.lease(grant)
+    ffi.release(reader._holds)
+
+
+def test_a_lease_shows_the_bytes_and_counts(segment: Any, slots: SlotWriter, writer: ObjectWriter) -> None:
+    put(writer)
+    slot = writer.claim(8)
+    assert isinstance(slot, int)
+    slots.copy(slot, ffi.from_buffer(b"12345678"), 1)
+    grant, reader = writer.publish_object(slot), ObjectReader(segment, 0)
+    leases = [reader.lease(grant) for _ in range(2)]
+    assert [bytes(ffi.buffer(lease.data, lease.nbytes)) for lease in leases] == [b"12345678"] * 2
+    drop(leases[0].c_grant)
+    assert slots.held_by(0) == [grant]
+    drop(leases[1].c_grant)
+    assert slots.held_by(0) == []
+    ffi.release(reader._holds)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_private_pages_are_forgotten_by_the_first_lease_only(
+    segment: Any, writer: ObjectWriter, private: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second lease of the same object shares the pages of the first, and what its holder wrote there."""
+    discarded: list[tuple[Any, int]] = []
+
+    class Recorded:
+        @staticmethod
+        def arena_discard(data: Any, nbytes: int) -> int:
+            discarded.append((data, nbytes))
+            return 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+    grant, reader = put(writer, 10), ObjectReader(segment, 0, private=private)
+    monkeypatch.setattr(objects, "lib", Recorded())
+    leases = [reader.lease(grant) for _ in range(2)]
+    assert discarded == ([(leases[0].data, PAGE)] if private else [])
+    for lease in leases:
+        drop(lease.c_grant)
+    ffi.release(reader._holds)
+
+
+def test_a_get_that_an_exception_cuts_short_holds_nothing(
+    segment: Any, slots: SlotWriter, writer: ObjectWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class CutShort:
+        @staticmethod
+        def arena_grant_get(*arguments: Any) -> Any:
+            lib.arena_grant_get(*arguments)
+            raise KeyboardInterrupt
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+    grant, reader = put(writer), ObjectReader(segment, 0)
+    monkeypatch.setattr(objects, "lib", CutShort())
+    with pytest.raises(KeyboardInterrupt):
+        reader.lease(grant)
+    assert slots.held_by(0) == []
+    assert lib.arena_grants_live() == 0
+    ffi.release(reader._holds)
