@@ -66,8 +66,12 @@ def command(
     workers for several steps and verified by checksum when they arrive and when their request ends. The same
     requests go through the arena, out of band through a socket to each worker, and inside a pickle.
 
-    Ends with 1 if a checksum differs or a slot is leaked, with 2 if a worker fails.
+    Ends with 1 if a checksum differs or a slot is leaked, with 2 if a worker fails or there is no such device.
     """
+    from arena.tools.devices import why_not
+
+    if device is not None and (reason := why_not(device)):
+        raise click.UsageError(reason)
     names = [name for name in NAMES if not transports or name in transports]
     try:
         ok = _run(workers, seconds, sizes, seed, names, as_json, repeat_images, device)

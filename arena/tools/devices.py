@@ -29,8 +29,6 @@ class WorkerDevice:
         if name == "cuda":
             from arena.device.cuda import CudaDevice
 
-            if not torch.cuda.is_available():
-                raise RuntimeError("--device=cuda: torch finds no CUDA or ROCm device on this machine")
             self.where = f"cuda:{rank % torch.cuda.device_count()}"
             torch.zeros(1, device=self.where)  # a process pins only if it uses its device itself
             self.device = CudaDevice()
@@ -49,6 +47,14 @@ class WorkerDevice:
     def close(self) -> None:
         """Stop the clock of the simulated one."""
         self._stack.close()
+
+
+def why_not(name: str) -> str | None:
+    """Why this machine cannot run workers with that device; None if it can."""
+    if name == "cuda" and not torch.cuda.is_available():
+        build = "" if torch.version.cuda or torch.version.hip else ", and this build of torch knows none"
+        return f"--device=cuda: there is no CUDA or ROCm device here{build}; --device=sim needs none"
+    return None
 
 
 def wait_until_true(condition: Callable[[], bool]) -> None:

@@ -44,7 +44,7 @@ class Residents:
         self._device = device
 
     def admit(self, request: NewRequest, reader: Reader) -> list[str]:
-        """Keep the request's tensors and verify them as they came; where there is a device, keep their copies there."""
+        """Keep the request's tensors and verify them as they came; with a device, keep their copies there alone."""
         payload = self._payloads[request.request_id] = request.payload
         wrong = self._verify(request.request_id)
         if self._device is not None:
@@ -53,7 +53,7 @@ class Residents:
         return wrong
 
     def end(self, request_id: str) -> list[str]:
-        """Verify the tensors once more, after the steps that they were kept for, and let go of them."""
+        """Verify the tensors once more, where they are, after the steps that they were kept for; then let go of them."""
         if self._device is not None:
             self._device.finish()
         wrong = self._verify(request_id)
@@ -65,7 +65,7 @@ class Residents:
         return [
             f"{request_id}: {name} of {payload.name}"
             for name, tensor in payload.tensors.items()
-            if checksum(tensor.cpu()) != payload.checksums[name]
+            if checksum(tensor) != payload.checksums[name]
         ]
 
 

@@ -97,14 +97,16 @@ def checksum(tensor: torch.Tensor) -> str:
     """A digest of dtype, shape and bytes at about the speed of memory.
 
     One 64-bit sum for each page of 4096 bytes, and a cryptographic digest of the sums: any changed byte, and any
-    page in a wrong place, changes it.
+    page in a wrong place, changes it.  The sums are made where the tensor is: of one on a GPU nothing else comes back.
     """
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if data.storage_offset() % 8:
+        data = data.clone()
     whole = len(data) // (8 * WORDS_PER_PAGE) * 8 * WORDS_PER_PAGE
-    sums = data[:whole].view(np.uint64).reshape(-1, WORDS_PER_PAGE).sum(axis=1, dtype=np.uint64)
+    sums = data[:whole].view(torch.int64).reshape(-1, WORDS_PER_PAGE).sum(dim=1)  # modulo 2**64
     digest = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=16)
-    digest.update(sums.tobytes())
-    digest.update(data[whole:].tobytes())
+    digest.update(sums.cpu().numpy().tobytes())
+    digest.update(data[whole:].cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
