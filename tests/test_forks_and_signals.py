@@ -113,6 +113,40 @@ def test_a_child_may_join_on_its_own() -> None:
         wait_until(lambda: writer.reap() == 0 and writer.statistics().slots_free == SMALL.slots, "all slots free")
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_fork_while_other_threads_are_inside_calls() -> None:
+    """The child inherits locks in whatever state they are: it is told so at once, and waits for none of them."""
+    with queue_of(1) as (writer, (reader,)):
+        over = threading.Event()
+
+        def write() -> None:
+            while not over.is_set():
+                writer.enqueue(torch.ones(8192, dtype=torch.uint8), timeout=30)
+            writer.enqueue("end", timeout=30)
+
+        def read() -> None:
+            while not isinstance(reader.dequeue(30), str):
+                pass
+
+        def use() -> None:
+            calls: list[Callable[[], Any]] = [
+                lambda: writer.enqueue(1), lambda: reader.dequeue(), writer.statistics, writer.reap, writer.wait_until_ready,
+            ]  # fmt: skip
+            for call in calls:
+                with pytest.raises(ForkedError):
+                    call()
+            writer.shutdown()
+            reader.shutdown()
+
+        ends = [in_thread(write), in_thread(read)]
+        for _ in range(5):
+            assert in_child(use, os._exit) == 0
+        over.set()
+        for end in ends:
+            end()
+        assert writer.statistics().slots_free == SMALL.slots
+
+
 class Interrupted(Exception):
     """Raised by the signal handlers of these tests."""
 
