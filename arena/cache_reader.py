@@ -29,7 +29,7 @@ class CacheReader:
         self._is_alone = False
         self._secret = end.segment.secret()
         self.segment_id = end.segment.handle.segment_id
-        slots = ObjectReader(end.segment, row, private=access == "private")
+        slots = ObjectReader.of(end.segment, row, private=access == "private")
         self._decoder = ObjectDecoder(end.segment, slots, private=False, readonly=access == "readonly", gates=gates)
 
     @classmethod

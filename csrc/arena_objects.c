@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "arena_internal.h"
+#include "arena_trace.h"
 
 struct arena_holds {
     arena_mapping *mapping;
@@ -88,9 +89,14 @@ int arena_object_get(arena_holds *h, uint32_t slot, uint64_t generation) {
 
 /* Once per lease: unlike a done word this is not idempotent. */
 void arena_object_release_hold(arena_holds *h, uint32_t slot) {
+    arena_mapping *m = h->mapping;
+    int64_t event = -1;
+    if (__builtin_expect(arena_trace_on, 0)) /* what is held keeps its generation */
+        event = arena_trace_begin(m, ARENA_TRACE_RELEASE_HOLD, h->row, slot, h->held[slot].generation);
     pthread_mutex_lock(&h->lock);
     count_down(h, slot);
     pthread_mutex_unlock(&h->lock);
+    if (__builtin_expect(arena_trace_on, 0)) arena_trace_end(m, event, 0, 0);
 }
 
 /* ---- the writer ----------------------------------------------------------------------------- */

@@ -26,6 +26,7 @@ _Static_assert(sizeof(struct arena_trace_event) == 64, "arena/shm/trace.py: EVEN
 _Static_assert(sizeof(struct arena_trace_header) == 128, "arena/shm/trace.py: HEADER_BYTES");
 
 #define ARENA_TRACE_RELEASE 0
+#define ARENA_TRACE_RELEASE_HOLD 1
 
 extern int arena_trace_on; /* off, an event that is logged in C costs one load and one predicted branch */
 

@@ -108,8 +108,8 @@ class SlotsPrivate:
         required: the writer's `SlotWriter.required`, a mask of rows for each slot.
         members: the writer's `RingWriter.members`, a mask of rows.
         message: the slots of the message under way, in order.
-        alive: which readers' processes live.
-        references: for each reader, by slot.
+        alive: which rows' processes live.
+        references: for each row, by slot; the writer's own, with its loans, is the last one.
         is_complete: whether a slot's extent holds the bytes of its generation.
     """
 
@@ -127,14 +127,15 @@ OWNERS = {
     Owner.CLAIMED: slots.CLAIMED,
     Owner.PUBLISHED: slots.PUBLISHED,
     Owner.SENT: slots.PUBLISHED,
+    Owner.LOANED: slots.LOANED,
 }
 
 
 def message_slots(config: slots.Config, words: Words, private: SlotsPrivate) -> slots.State:
     """The state of the message-slot model that the bytes and the private state mean."""
-    rows, numbers = range(config.readers), range(config.slots)
+    rows, numbers = range(config.rows), range(config.slots)
     generations = [words.generation(slot) for slot in numbers]
-    members = tuple([_membership(words, private, row) for row in rows])
+    members = tuple([_membership(words, private, row) for row in range(config.readers)]) + (slots.LENDER,) * config.loans
     current = next((slot for slot in private.message if private.owners[slot] is Owner.CLAIMED), slots.NO_SLOT)
     return slots.State(
         writer=_writer(private, current),
@@ -145,8 +146,8 @@ def message_slots(config: slots.Config, words: Words, private: SlotsPrivate) -> 
         members=members,
         refs=tuple([_references(private.references[row], generations) for row in rows]),
         queues=tuple([_queue(words, row, generations) if members[row] in slots.IN_VIEW else () for row in rows]),
-        quarantine=((),) * config.readers,
-        orphans=((),) * config.readers,
+        quarantine=((),) * config.rows,
+        orphans=((),) * config.rows,
     )
 
 
@@ -189,7 +190,7 @@ def _queue(words: Words, row: int, generations: Sequence[int]) -> tuple[slots.Me
 
 def observable_slots(config: slots.Config, state: slots.State) -> slots.State:
     """The normal form: what a later step can depend on."""
-    nobody = (False,) * config.readers
+    nobody = (False,) * config.rows
     seen = []
     for number, (owner, complete, done, required) in enumerate(state.slots):
         if config.is_free(config, state, number):

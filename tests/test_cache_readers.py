@@ -195,6 +195,21 @@ def test_threads_that_meet_one_image_store_it_once() -> None:
         assert cache.statistics().puts_total == 1
 
 
+def test_two_readers_of_one_process_count_together() -> None:
+    """A row has one hold word for each slot: what one reader lets go, the other one still has."""
+    with queue_of(1, arena=SMALL) as (writer, (reader,)):
+        cache = writer.object_cache(reserve_bytes=0, reserve_slots=1)
+        one, other = reader.cache_reader(), reader.cache_reader()
+        handle = put(cache, "held", pages(2, 7))
+        held = one.get(handle)
+        assert isinstance(other.get(handle), torch.Tensor)  # and is let go at once
+        cache.remove("held")
+        for number in range(cache.statistics().slots_total):
+            cache.put(str(number), pages(2, 9))
+        assert (held == 7).all()
+        assert cache.statistics().slots_draining == 1
+
+
 def test_a_put_does_not_wait_for_an_enqueue_that_waits() -> None:
     with queue_of(arena=SMALL, max_chunk_bytes=4096, max_chunks=1) as (writer, [reader]):
         cache = writer.object_cache()

@@ -8,12 +8,15 @@ slot is *draining*: nobody waits for it, and it is not used.
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from arena.errors import CorruptError, StaleSlotError
 from arena.protocol.slots import KIND_OBJECT, Grant, Lease, Refusal, SlotWriter, State, drop
+from arena.shm import trace
 from arena.shm.layout import PAGE, align
 from arena.shm.native import ffi, lib
 from arena.shm.segment import Segment
@@ -47,6 +50,7 @@ class ObjectWriter:
         self._fences: dict[tuple[int, int], list[float]] = {}  # (slot, generation) that dead readers held
         self._loans: Any = ffi.new("uint64_t[]", segment.layout.n_slots)  # generation under which a slot was lent
         self._lent: Any = ffi.new("uint64_t[]", segment.layout.n_slots)  # mask of the writer's row for those
+        trace.observe(self, segment)
         slots.on_reclaim.append(self.reclaim)
         slots.on_collect.append(self.scan)
 
@@ -153,7 +157,19 @@ class ObjectWriter:
 
 
 class ObjectReader:
-    """A reader's half; thread-safe."""
+    """A reader's half; thread-safe.  One per segment in a process, from ``of``: a row's hold words go with one count."""
+
+    _of_segments: ClassVar[WeakKeyDictionary[Segment, ObjectReader]] = WeakKeyDictionary()
+    _lock = threading.Lock()
+
+    @classmethod
+    def of(cls, segment: Segment, row: int, *, private: bool = False) -> ObjectReader:
+        """The reader of a mapped segment, made when it is first asked for."""
+        with cls._lock:
+            reader = cls._of_segments.get(segment)
+            if reader is None:
+                reader = cls._of_segments[segment] = cls(segment, row, private=private)
+            return reader
 
     def __init__(self, segment: Segment, row: int, *, private: bool = False) -> None:
         self._mapping = segment.mapping
@@ -162,6 +178,8 @@ class ObjectReader:
         if holds == ffi.NULL:
             raise MemoryError("no memory for the holds of a reader")
         self._holds = ffi.gc(holds, lib.arena_holds_release)
+        self.row = row
+        trace.observe(self, segment)
 
     def lease(self, grant: Grant) -> Lease:
         """A hold on an object's slot (a get: announce and recheck in one), which the last holder releases, in C.

@@ -1,4 +1,4 @@
-"""Logs of a run: with ``ARENA_TRACE=DIRECTORY`` each end of a queue appends what it does to a file of its own there.
+"""Logs of a run: with ``ARENA_TRACE=DIRECTORY`` each end of a queue or cache logs what it does in a file of its own.
 
 An event is an action with its arguments and results, stamped before and after from one counter in the segment: two events
 of different processes are ordered where their stamps say so, and only there.  The file is mapped, so that a SIGKILL loses
@@ -26,15 +26,17 @@ from arena.shm.native import lib
 VARIABLE = "ARENA_TRACE"
 SUFFIX = ".trace"
 ACTIONS = (
-    "release", "claim", "copy", "populate", "loan", "adopt", "publish", "abort", "reclaim", "drop_reader", "send", "admit",
+    "release", "release_hold",  # these two are logged in C
+    "claim", "copy", "populate", "loan", "adopt", "publish", "abort", "reclaim", "drop_reader", "send", "admit",
     "read", "advance", "lease", "leave",
+    "publish_object", "abort_object", "evict", "scan", "get",
 )  # fmt: skip
 CODES = {name: code for code, name in enumerate(ACTIONS)}
 HEADER_BYTES = 128
 ABOUT_OFFSET = 16
 ABOUT = struct.Struct("<QIIQQII16s")  # magic, version, row, pid, start time, readers, slots, segment id
 MAGIC = 0x454341525441
-VERSION = 1
+VERSION = 2
 WRITER = 0xFFFFFFFF  # the row of a writer's log
 EVENT = struct.Struct("<QQII5Q")  # before, after, action, thread, five arguments and results
 CAPACITY = 1 << 18  # events in a log; the file is sparse
@@ -92,9 +94,9 @@ Call = Callable[..., Any]
 
 
 def _claim(log: Log, slots: Any, call: Call) -> Call:
-    def claim(nbytes: int, kind: int = 1) -> Any:
+    def claim(nbytes: int, kind: int = 1, *arguments: Any) -> Any:
         with log.event("claim", kind, nbytes) as results:
-            slot = call(nbytes, kind)
+            slot = call(nbytes, kind, *arguments)
             if isinstance(slot, int):
                 results[:] = slot + 1, int(slots.generations[slot])
         return slot
@@ -150,6 +152,46 @@ def _abort(log: Log, slots: Any, call: Call) -> Call:
     return abort
 
 
+def _adopt(log: Log, slots: Any, call: Call) -> Call:
+    def adopt(slot: int) -> bool:
+        with log.event("adopt", slot) as results:
+            is_adopted = bool(call(slot))
+            results[0] = int(is_adopted)
+        return is_adopted
+
+    return adopt
+
+
+def _publish_object(log: Log, objects: Any, call: Call) -> Call:
+    def publish_object(slot: int) -> Any:
+        with log.event("publish_object", slot, objects.grant_to_be(slot).generation):
+            return call(slot)
+
+    return publish_object
+
+
+def _evict(log: Log, objects: Any, call: Call) -> Call:
+    def evict(slot: int) -> None:
+        with log.event("evict", slot, objects._open[slot]):
+            call(slot)
+
+    return evict
+
+
+def _scan(log: Log, objects: Any, call: Call) -> Call:
+    """What was freed: which look saw which row clear is private to the writer, and its order is all that matters."""
+
+    def scan() -> int:
+        before = {slot: draining.generation for slot, draining in objects._draining.items()}
+        count = int(call())
+        for slot in before.keys() - objects._draining.keys():
+            with log.event("scan", slot, before[slot]):
+                pass
+        return count
+
+    return scan
+
+
 def _send(log: Log, ring: Any, call: Call) -> Call:
     def send(*arguments: Any) -> Any:
         with log.event("send", ring.position) as results:
@@ -201,6 +243,16 @@ def _lease(log: Log, slots: Any, call: Call) -> Call:
     return lease
 
 
+def _get(log: Log, objects: Any, call: Call) -> Call:
+    def get(grant: Any) -> Any:
+        with log.event("get", objects.row, *grant) as results:
+            held = call(grant)
+            results[0] = 1
+        return held
+
+    return get
+
+
 def _leave(log: Log, ring: Any, call: Call) -> Call:
     def leave() -> None:
         with log.event("leave", ring.rank):
@@ -215,7 +267,7 @@ _WRAPPERS: dict[str, dict[str, Callable[[Log, Any, Call], Call]]] = {
         "copy": _fill("copy"),
         "populate": _fill("populate"),
         "loan": _on_one("loan"),
-        "adopt": _on_one("adopt"),
+        "adopt": _adopt,
         "publish": _publish,
         "abort": _abort,
         "reclaim": _on_one("reclaim"),
@@ -224,4 +276,11 @@ _WRAPPERS: dict[str, dict[str, Callable[[Log, Any, Call], Call]]] = {
     "RingWriter": {"send": _send, "send_plain": _send, "admit": _admit},
     "RingReader": {"read": _read, "wait": _read, "advance": _advance, "finish": _advance, "leave": _leave},
     "SlotReader": {"lease": _lease},
+    "ObjectWriter": {
+        "publish_object": _publish_object,
+        "abort": _on_one("abort_object"),
+        "evict": _evict,
+        "scan": _scan,
+    },
+    "ObjectReader": {"lease": _get},
 }

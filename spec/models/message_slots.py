@@ -19,6 +19,7 @@ from __future__ import annotations
 from spec.model import Model
 from spec.models.message_slots_actions import ACTIONS, admit, drop_reader, expire, leave, orphan_dma_complete, skip
 from spec.models.message_slots_faults import VARIANTS
+from spec.models.message_slots_loans import LOANS
 from spec.models.message_slots_properties import DRAIN, INVARIANTS, SOMETIMES, rejoined
 from spec.models.message_slots_state import Config, State, columns, initial, reader_keys, renumber
 from spec.models.message_slots_views import VIEWS
@@ -33,6 +34,7 @@ def model(config: Config) -> Model:
         *((leave, drop_reader) if config.leave else ()),
         *((skip,) if config.skip else ()),
         *((expire, orphan_dma_complete) if config.quarantine else ()),
+        *(LOANS if config.loans else ()),
         *config.changed,
     )
     actions = {each.name: each for each in (*ACTIONS, *extra) if each.name not in config.without}

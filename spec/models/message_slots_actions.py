@@ -43,7 +43,7 @@ def claim(config: Config, state: State, slot: int) -> State | None:
     """Take a free slot for the next tensor. Its generation moves on, so every older reference is stale."""
     if state.writer != IDLE or len(state.pending) >= config.tensors or not config.is_free(config, state, slot):
         return None
-    nobody = (False,) * config.readers
+    nobody = (False,) * config.rows
     return state._replace(
         writer=COPY,
         current=slot,
@@ -107,7 +107,7 @@ def abort(config: Config, state: State) -> State | None:
     """Give the message up before it is out: all its slots go back, claimed and published ones alike."""
     if state.writer == DEAD or not (state.pending or state.current != NO_SLOT):
         return None
-    nobody = (False,) * config.readers
+    nobody = (False,) * config.rows
     slots = state.slots
     for slot in (*state.pending, state.current):
         if slot != NO_SLOT:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from spec.model import Variant, action, put
 from spec.models.message_slots_actions import abort, has_room, joined, moved, stored_done, taken_out
 from spec.models.message_slots_flags import flagged
+from spec.models.message_slots_loans import abort_forgets_loans, abort_frees_loans, publish_loan_unheld
 from spec.models.message_slots_state import (
     DEAD,
     DMA,
@@ -227,6 +228,7 @@ def expire_too_soon(config: Config, state: State, reader: int, slot: int) -> Sta
 
 BASE = Config()
 LEAVE = Config(leave=True)
+LOANED = Config(loans=True)
 FLAGS = flagged()
 
 VARIANTS = {
@@ -326,10 +328,26 @@ VARIANTS = {
         "S1",
         13,
     ),
+    "loan-not-held": Variant(
+        "a loan's message waits for its readers only, not for the caller's own tensor",
+        replace(LOANED, changed=(publish_loan_unheld,)),
+        "S2",
+        5,
+    ),
+    "abort-frees-loans": Variant(
+        "abort frees a loan under its caller's tensor", replace(LOANED, changed=(abort_frees_loans,)), "S2", 5
+    ),
+    "abort-forgets-loans": Variant(
+        "abort leaves a loan published, for readers that never hear of it",
+        replace(LOANED, changed=(abort_forgets_loans,)),
+        "S4",
+        6,
+    ),
     # ---- what does no harm
     "leave": Variant("a reader may leave and live on", LEAVE),
     "quarantine": Variant("DMA may outlive the death signal; what the dead one owed is fenced", Config(quarantine=True)),
     "skip": Variant("a reader may skip a message", Config(skip=True)),
+    "loans": Variant("the writer lends slots, and its messages may carry them", LOANED),
     "no-rejoin": Variant("dead ranks stay empty", replace(BASE, without=("admit",))),
     "unchecked": Variant(
         "no generation check: it is a second line of defence",

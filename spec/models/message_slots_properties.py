@@ -12,11 +12,17 @@ from spec.models.message_slots_state import (
     JOINED,
     LEASED,
     LEAVING,
+    LOANED,
     NONE,
     PUBLISHED,
     Config,
     State,
 )
+
+
+def who(config: Config, row: int) -> str:
+    """Whose row it is."""
+    return f"reader {row}" if row < config.readers else "the writer's caller"
 
 
 @invariant("S1")
@@ -27,7 +33,7 @@ def in_use_is_current(config: Config, state: State) -> str | None:
             for slot, (phase, current) in enumerate(row):
                 if not current and phase in (LEASED, DMA, EARLY):
                     use = "a view of it" if phase == LEASED else "its DMA running"
-                    return f"slot {slot} is used again while reader {reader} has {use}"
+                    return f"slot {slot} is used again while {who(config, reader)} has {use}"
     return None
 
 
@@ -38,8 +44,9 @@ def leased_is_complete(config: Config, state: State) -> str | None:
         for slot, (phase, _) in enumerate(row):
             if phase in (LEASED, DMA, EARLY):
                 record = state.slots[slot]
-                if not record.complete or record.owner != PUBLISHED:
-                    return f"reader {reader} sees slot {slot}, which is {record.owner}, complete: {record.complete}"
+                visible_as = (PUBLISHED,) if reader < config.readers else (PUBLISHED, LOANED)
+                if not record.complete or record.owner not in visible_as:
+                    return f"{who(config, reader)} sees slot {slot}, which is {record.owner}, complete: {record.complete}"
     return None
 
 
@@ -113,7 +120,7 @@ def orphaned_view(config: Config, state: State) -> bool:
 
 @sometimes("a reader is a member again while another one still has an older message")
 def rejoined(config: Config, state: State) -> bool:
-    return any(slot.owner == PUBLISHED and slot.required != (True,) * config.readers for slot in state.slots) and all(
+    return any(slot.owner == PUBLISHED and not all(slot.required[: config.readers]) for slot in state.slots) and all(
         state.alive
     )
 

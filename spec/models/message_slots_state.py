@@ -14,10 +14,12 @@ from spec.symmetry import Order
 IDLE, COPY, PUBLISH, DEAD = "idle", "copy", "publish", "dead"
 # The owner of a slot, private to the writer.
 FREE, CLAIMED, PUBLISHED = "free", "claimed", "published"
+LOANED = "loaned"  # with the option `loans` only: the caller fills it, and may put it into a message
 # What a reader has to do with a slot. EARLY occurs with a fault only: released, and yet its DMA still runs.
 NONE, RECEIVED, LEASED, DMA, DROPPED, EARLY = "-", "received", "leased", "dma", "dropped", "early"
 # The writer's private view of a rank. LEAVING: the reader has stored LEFT, the writer has not looked yet.
 EMPTY, JOINED, LEAVING, LEFT = "empty", "joined", "leaving", "left"
+LENDER = "writer"  # with the option `loans` only: the last row is the writer's own
 IN_VIEW = (JOINED, LEAVING)
 NO_SLOT = -1
 
@@ -49,7 +51,7 @@ Message = tuple[Entry, ...]
 
 
 class State(NamedTuple):
-    """Everything there is. `refs`, `queues`, `quarantine` and `orphans` have one item per reader."""
+    """Everything there is. Where there is an item per reader, `loans` adds one for the writer."""
 
     writer: str
     current: int  # the slot being filled
@@ -68,7 +70,7 @@ def is_free(config: Config, state: State, slot: int) -> bool:
     owner, _, done, required = state.slots[slot]
     if owner == FREE:
         return True
-    if owner != PUBLISHED or slot in state.pending or any(slot in fenced for fenced in state.quarantine):
+    if owner not in (PUBLISHED, LOANED) or slot in state.pending or any(slot in fenced for fenced in state.quarantine):
         return False
     return all(is_done or not is_required for is_done, is_required in zip(done, required, strict=True))
 
@@ -84,10 +86,16 @@ class Config:
     leave: bool = False  # a reader may call shutdown() and live on
     skip: bool = False  # a reader may skip a message without looking at it
     quarantine: bool = False  # a dead reader's DMA may outlive the death signal
+    loans: bool = False  # the writer lends slots to its caller: one more row, which holds them
     symmetric: bool = True  # no action treats one reader or slot unlike another
     without: tuple[str, ...] = ()  # the names of actions that nobody takes
     changed: tuple[Action, ...] = ()  # actions that replace the one of the same name, or come on top
     is_free: Callable[[Config, State, int], bool] = is_free
+
+    @property
+    def rows(self) -> int:
+        """Whose release a slot may have to wait for: the readers, and the writer for its loans."""
+        return self.readers + self.loans
 
 
 UNUSED = Ref(NONE, False)
@@ -99,23 +107,23 @@ STALE = {
 
 def initial(config: Config) -> State:
     """All slots free, all readers members, nothing under way."""
-    nobody, everybody = (False,) * config.readers, (True,) * config.readers
+    nobody, everybody = (False,) * config.rows, (True,) * config.rows
     return State(
         writer=IDLE,
         current=NO_SLOT,
         pending=(),
         slots=(Slot(FREE, False, nobody, nobody),) * config.slots,
         alive=everybody,
-        members=(JOINED,) * config.readers,
-        refs=((UNUSED,) * config.slots,) * config.readers,
-        queues=((),) * config.readers,
-        quarantine=((),) * config.readers,
-        orphans=((UNUSED,) * config.slots if config.quarantine else (),) * config.readers,
+        members=(JOINED,) * config.readers + (LENDER,) * config.loans,
+        refs=((UNUSED,) * config.slots,) * config.rows,
+        queues=((),) * config.rows,
+        quarantine=((),) * config.rows,
+        orphans=((UNUSED,) * config.slots if config.quarantine else (),) * config.rows,
     )
 
 
 def reader_keys(state: State) -> list[tuple[object, ...]]:
-    """What the state says about each reader without naming a slot."""
+    """What the state says about each reader without naming a slot. A writer's own row sorts last, where it is."""
     return [
         (alive, member, sorted(refs), [len(message) for message in queue])
         for alive, member, refs, queue in zip(state.alive, state.members, state.refs, state.queues, strict=True)

@@ -77,6 +77,7 @@ class SlotCode:
         self.writer = SlotWriter(self.segment)  # type: ignore[arg-type]
         self.ring = RingWriter(self.segment)  # type: ignore[arg-type]
         self.message: list[int] = []
+        self.loans: dict[int, Reference] = {}  # what the writer's caller has in hand
         self._incarnations = count(1)
         self._leases: list[Any] = []
         self._expected = lru_cache(maxsize=1 << 16)(partial(expectation, config))
@@ -129,6 +130,19 @@ class SlotCode:
     def abort(self) -> None:
         self.writer.abort(self.message)
         self.message = []
+
+    def loan(self) -> None:
+        slot = self.message.pop()
+        self.writer.loan(slot)
+        self.loans[slot] = Reference(model_state.LEASED, self.writer.grant(slot))
+
+    def publish_loan(self, slot: int) -> None:
+        self.writer.publish([slot], self.ring.members)
+        self.message.append(slot)
+
+    def release_loan(self, slot: int) -> None:
+        """The caller's last tensor goes, as a reader's does in ``release``."""
+        drop(lib.arena_grant_open(self.segment.mapping, self.writer.loan_row, *self.loans.pop(slot).grant))
 
     def reclaim(self, row: int) -> None:
         self.ring.drop_reader(row)
@@ -213,8 +227,8 @@ class SlotCode:
             required=self.writer.required,
             members=self.ring.members,
             message=self.message,
-            alive=[reader.alive for reader in self.readers],
-            references=[reader.references for reader in self.readers],
+            alive=[reader.alive for reader in self.readers] + [True] * self.config.loans,
+            references=[reader.references for reader in self.readers] + [self.loans] * self.config.loans,
             is_complete=self.is_complete,
         )
         return message_slots(self.config, self.words, private)
@@ -240,7 +254,10 @@ class SlotCode:
         self.check_views()
 
     def check_views(self) -> None:
-        """Every live view shows the bytes of its generation."""
+        """Every live view shows the bytes of its generation, and so does every loan."""
+        for slot, loan in self.loans.items():
+            if self.bytes_at(self.writer.offsets[slot]) != payload(*loan.grant):
+                raise Mismatch(f"the loan of slot {slot} does not have the bytes of generation {loan.grant.generation}")
         for row, reader in enumerate(self.readers):
             for slot, (offset, nbytes) in reader.views.items():
                 grant = reader.references[slot].grant
@@ -258,6 +275,7 @@ class SlotCode:
             bytes(ffi.buffer(self.ring._ring)),
             list(self.ring._words),
             self.message[:],
+            [(slot, held.phase, held.grant) for slot, held in self.loans.items()],
             [
                 (each.entry, each.alive, each.ring.admitted, bytes(ffi.buffer(each.ring._ring)),
                  [(slot, held.phase, held.grant) for slot, held in each.references.items()], each.views.copy())
@@ -266,7 +284,7 @@ class SlotCode:
         )  # fmt: skip
 
     def restore(self, snapshot: Any) -> None:
-        control, payloads, writer, ring, known, message, readers = snapshot
+        control, payloads, writer, ring, known, message, loans, readers = snapshot
         self._control[:] = control
         for slot, nbytes in enumerate(payloads):
             self._data[slot * PAGE : slot * PAGE + PAYLOAD_BYTES] = nbytes
@@ -274,6 +292,7 @@ class SlotCode:
         ffi.buffer(self.ring._ring)[:] = ring
         self.ring._words[0 : len(known)] = known
         self.message = message[:]
+        self.loans = {slot: Reference(phase, grant) for slot, phase, grant in loans}
         for reader, (entry, alive, admitted, private, references, views) in zip(self.readers, readers):
             reader.entry = reader.ring._entry = entry
             reader.alive, reader.ring.admitted = alive, admitted

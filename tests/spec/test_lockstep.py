@@ -24,6 +24,9 @@ LIVING = Config(without=("writer_death",))
         (replace(LIVING, slots=1, tensors=1), 292, 885),
         (replace(LIVING, readers=1), 277, 832),
         (replace(LIVING, readers=1, leave=True, skip=True), 673, 2302),
+        (replace(LIVING, slots=1, readers=1, tensors=1, leave=True, loans=True), 176, 479),
+        (replace(LIVING, slots=1, tensors=1, loans=True), 840, 2_754),
+        (replace(LIVING, readers=1, loans=True), 1_965, 6_820),
         (LIVING, 11_977, 51_410),
         (replace(LIVING, slots=1, tensors=1, leave=True), 1_796, 7_097),
     ],
@@ -45,10 +48,10 @@ def test_a_fault_in_the_code_is_noticed(fault: Fault) -> None:
 # ---- larger sizes, at random -----------------------------------------------------------------------------------------
 
 
-LARGE = replace(LIVING, slots=4, readers=4, tensors=3, queue=4, leave=True, skip=True)
+LARGE = replace(LIVING, slots=4, readers=4, tensors=3, queue=4, leave=True, skip=True, loans=True)
 
 
-@pytest.mark.parametrize("examples", [15, pytest.param(2_000, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("examples", [15, pytest.param(500, marks=pytest.mark.deep)])
 def test_random_steps_at_a_larger_size(examples: int) -> None:
     run_at_random(message_slots.model(LARGE), lambda: SlotCode(LARGE), examples)
 

@@ -90,7 +90,7 @@ def test_a_fault_in_the_code_is_noticed(fault: Callable[[ObjectCode], None]) -> 
 LARGE = replace(ONE, slots=4, readers=3, leases=3)
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(1_000, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("examples", [8, pytest.param(250, marks=pytest.mark.deep)])
 def test_random_steps_at_a_larger_size(examples: int) -> None:
     run_at_random(object_slots.model(LARGE), lambda: ObjectCode(LARGE), examples, steps=100)
 

@@ -151,7 +151,7 @@ def test_a_fault_in_the_code_is_noticed(fault: Callable[[RingCode], None]) -> No
 # ---- larger sizes, at random -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("examples", [15, pytest.param(2_000, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("examples", [15, pytest.param(500, marks=pytest.mark.deep)])
 def test_random_calls_at_a_larger_size(examples: int) -> None:
     config = Config(readers=4, capacity=4)
     run_at_random(ring.model(config), lambda: RingCode(config), examples, steps=80, possible=calls, after=flushed)

@@ -31,6 +31,7 @@ HARMLESS = {
     "leave": ((3_567, 12_707), (141_728, 666_563)),
     "quarantine": ((1_036, 3_145), (65_245, 281_647)),
     "skip": ((580, 1_745), (23_797, 106_463)),
+    "loans": ((1_668, 5_082), (201_117, 905_635)),
     "no-rejoin": ((356, 1_027), (9_381, 42_113)),
     "unchecked": ((580, 1_681), (23_797, 99_727)),
     "flags": ((769, 2_194), (36_421, 146_890)),
@@ -87,8 +88,9 @@ def test_symmetry_reduced_count() -> None:
         Config(readers=1),
         Config(slots=1, leave=True),
         Config(slots=1, quarantine=True),
+        Config(slots=1, loans=True),
     ],
-    ids=["plain", "two tensors", "leave", "quarantine"],
+    ids=["plain", "two tensors", "leave", "quarantine", "loans"],
 )
 def test_every_state_has_its_representative(each: Config) -> None:
     instance = model(each)
@@ -97,8 +99,9 @@ def test_every_state_has_its_representative(each: Config) -> None:
     assert {instance.canonical(state) for state in states} == set(reachable(instance, symmetry=True))
     for state in states[:: len(states) // 200 + 1]:
         for readers in permutations(range(each.readers)):
+            rows = (*readers, *range(each.readers, each.rows))
             for slots in permutations(range(each.slots)):
-                assert instance.canonical(renumber(state, readers, slots)) == instance.canonical(state)
+                assert instance.canonical(renumber(state, rows, slots)) == instance.canonical(state)
 
 
 @pytest.mark.parametrize("name", faults(message_slots))

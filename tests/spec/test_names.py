@@ -34,8 +34,8 @@ PART_OF = {
     "recover": "abort",
     "drop_all": "drop",
 }
-# A loan is one more reader that holds, an object's slot belongs to the model of object slots.
-ELSEWHERE = {"loan", "loan_at", "open_own_grant", "adopt", "held_by"}
+# A loan may become an object's slot, whose model is another one.
+ELSEWHERE = {"loan_at", "open_own_grant", "adopt", "held_by"}
 # Changes nothing.
 LOOKS = {
     "closed", "consumed", "draining_bytes", "entries", "entry", "grant", "grant_to_be", "impossible_rows", "is_held", "lag",
@@ -66,7 +66,7 @@ def code() -> set[str]:
 
 
 def actions() -> set[str]:
-    options = message_slots_state.Config(leave=True, skip=True, quarantine=True)
+    options = message_slots_state.Config(leave=True, skip=True, quarantine=True, loans=True)
     object_options = object_slots_state.Config(quarantine=True)
     models = (
         message_slots.model(options),

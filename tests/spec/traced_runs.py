@@ -1,7 +1,8 @@
 """Runs queues with real reader processes, at random, for the trace tests: `python traced_runs.py SEED RUNS STEPS`.
 
-Messages with and without tensors, aborted ones, full slots and a full ring, loans; readers that keep, drop, are killed,
-leave, and come anew. With ARENA_TRACE set every process logs what it does.
+Messages with and without tensors, aborted ones, full slots and a full ring, loans; a cache in the same slots, with objects
+that replace others, are evicted, or take a loan over; readers that keep, drop, are killed, leave, and come anew. With
+ARENA_TRACE set every process logs what it does.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from support import Reader, Side
 
-from arena import ArenaConfig, MessageQueue
-from arena.errors import CapacityError
+from arena import ArenaConfig, CacheHandle, MessageQueue
+from arena.errors import CacheMiss, CapacityError
 
 N_READERS = 3
-ARENA = ArenaConfig(capacity_bytes=1 << 20, slots=5, divert_bytes=4096)
+ARENA = ArenaConfig(capacity_bytes=1 << 20, slots=9, divert_bytes=4096)
+FOR_MESSAGES = 5  # of the slots
+KEYS = ("a", "b", "c", "d", "e", "f")
 
 
 class Unpicklable:
@@ -40,6 +43,20 @@ def take(side: Side, keep: bool) -> bool:
     if keep:
         side.kept[str(len(side.kept))] = message
     return True
+
+
+def fetch(side: Side, handles: list[CacheHandle], keep: bool) -> int:
+    """Gets objects, of which some may be gone, and keeps them or lets them go."""
+    if not hasattr(side, "cache"):
+        side.cache = side.queue.cache_reader()  # type: ignore[attr-defined]
+    found = 0
+    for handle in handles:
+        with suppress(CacheMiss):
+            value = side.cache.get(handle)  # type: ignore[attr-defined]
+            found += 1
+            if keep:
+                side.kept[str(len(side.kept))] = value
+    return found
 
 
 def let_go(side: Side) -> None:
@@ -64,6 +81,9 @@ class Run:
         self.readers = [Reader(writer.export_handle(), rank) for rank in range(N_READERS)]
         writer.wait_until_ready(60)
         self.loans: list[torch.Tensor] = []
+        self.cache = writer.object_cache(reserve_slots=FOR_MESSAGES)
+        self.handles: list[CacheHandle] = []  # the last ones, of which some are stale
+        self.mine: list[object] = []  # objects that the writer has got
 
     def enqueue(self) -> None:
         message = tensors()
@@ -79,6 +99,26 @@ class Run:
             with suppress(CapacityError):
                 self.loans.append(self.writer.loan((1200,), torch.float32))
 
+    def put(self) -> None:
+        value: list[Any] = [torch.rand(random.choice((100, 1500, 5000)))]
+        if self.loans and random.random() < 0.3:
+            value.append(self.loans.pop())
+        stored = self.cache.put(random.choice(KEYS), value)
+        if isinstance(stored, CacheHandle):
+            self.handles = [*self.handles[-7:], stored]
+
+    def remove(self) -> None:
+        self.cache.remove(random.choice(KEYS))
+
+    def fetch(self) -> None:
+        for reader in self.readers:
+            if self.handles and random.random() < 0.6:
+                chosen = random.sample(self.handles, min(2, len(self.handles)))
+                reader.run(fetch, chosen, random.random() < 0.4)
+        if self.handles and random.random() < 0.3:
+            with suppress(CacheMiss):
+                self.mine = [*self.mine[-1:], self.cache.get(random.choice(self.handles))]
+
     def dequeue(self) -> None:
         busy = [reader for reader in self.readers if random.random() < 0.8]
         for reader in busy:
@@ -92,8 +132,10 @@ class Run:
     def kill(self) -> None:
         """In the middle of taking a message, often."""
         number = random.randrange(N_READERS)
-        if random.random() < 0.7:
+        if random.random() < 0.5:
             self.readers[number].start(take, True)
+        elif self.handles:
+            self.readers[number].start(fetch, self.handles, True)
         self.readers[number].end()
         self.readers[number] = Reader(self.writer.export_handle(), number)
 
@@ -111,14 +153,18 @@ class Run:
 def run(steps: int) -> None:
     with MessageQueue(N_READERS, N_READERS, max_chunk_bytes=16 << 10, max_chunks=2, arena=ARENA) as writer:
         started = Run(writer)
-        names = ["enqueue"] * 12 + ["dequeue"] * 10 + ["let_go"] * 4 + ["loan", "kill"]
+        often = ["enqueue"] * 10 + ["dequeue"] * 8 + ["put"] * 5 + ["fetch"] * 4
+        names = [*often, *["let_go"] * 4, "loan", "loan", "remove", "kill"]
         for _ in range(steps):
             getattr(started, random.choice(names))()
         started.leave()
         for _ in range(6):
             started.enqueue()
             started.dequeue()
+            started.put()
+            started.fetch()
         started.loans.clear()
+        started.mine.clear()
         started.end()
 
 
