@@ -12,8 +12,8 @@ from arena.shm.membership import Member, Wanted, step
 
 log = logging.getLogger("arena.shm")
 
-Barrier = Callable[[], None]
-"""Returns when every process of the instance has called it."""
+Barrier = Callable[[], object]
+"""Returns when every process of the instance has called it; what it returns is not looked at."""
 
 
 class Meeting:
