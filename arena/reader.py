@@ -20,12 +20,16 @@ from arena.handle import Handle
 from arena.message import copies
 from arena.message.gates import GATE_SLICE_US, Gates
 from arena.message.leases import Decoder, PayloadLate
-from arena.message.outofband import LINGER_MS, OutOfBandReader, identity
+from arena.message.outofband import OutOfBandReader, identity
 from arena.protocol.ring import Outcome
 from arena.protocol.slots import SlotReader
 from arena.statistics import LeaseStatistics
 
 log = logging.getLogger("arena.queue")
+
+LOOKS_AFTER_END = 40
+"""How often a reader looks for a payload whose writer has ended: that sends nothing any more, but this process's own thread
+may not have taken in yet what it sent.  Looks, of 20 ms each, and not seconds: a process that is stopped misses none."""
 
 
 class ReaderEnd(MemberEnd):
@@ -46,7 +50,7 @@ class ReaderEnd(MemberEnd):
             self.release()
             raise
         self._spin_us = handle.spin_us
-        self._closed_since: float | None = None  # when the writer was seen to have closed while a payload was missing
+        self._looks_after_end = 0  # that found no payload
 
     def _new_decoder(self, access: ReaderAccess) -> Decoder:
         slots = SlotReader(self.segment, self.row)
@@ -166,22 +170,27 @@ class ReaderEnd(MemberEnd):
     def _receive(self, deadline: Deadline, number: int, n_frames: int) -> list[memoryview]:
         if self._out_of_band is None:
             raise Cancelled("the queue was shut down")
-        return self._out_of_band.receive(number, n_frames, partial(self._check_sender, deadline, number))
+        frames = self._out_of_band.receive(number, n_frames, partial(self._check_sender, deadline, number))
+        self._looks_after_end = 0
+        return frames
 
     def _check_sender(self, deadline: Deadline, number: int) -> None:
         if self.closed:
             raise Cancelled("shutdown() ended dequeue")
-        if self.writer.is_dead():
-            raise WriterDied(f"writer {self.writer.pid} died while a message was under way out of band")
-        if self.ring.writer_closed:  # it gives what is under way LINGER_MS, and no more
-            self._closed_since = self._closed_since or time.monotonic()
-            if time.monotonic() - self._closed_since > 2e-3 * LINGER_MS:
-                raise MessageLost(f"message {number} was under way out of band when writer {self.writer.pid} shut down")
+        if self.ring.writer_closed or self.writer.is_dead():
+            self._looks_after_end += 1
+            if self._looks_after_end > LOOKS_AFTER_END:
+                raise self._lost(number)
         if deadline.passed():
             raise PayloadLate(
                 f"rank {self.rank}: message {number} comes out of band and was not there within {deadline.timeout_s} s; "
                 "dequeue again"
             )
+
+    def _lost(self, number: int) -> Exception:
+        if self.ring.writer_closed:
+            return MessageLost(f"message {number} was under way out of band when writer {self.writer.pid} shut down")
+        return WriterDied(f"writer {self.writer.pid} died while message {number} was under way out of band")
 
     # ---- devices ----------------------------------------------------------------------------------------------
 
