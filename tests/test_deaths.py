@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ import torch
 from support import SMALL, Reader, dequeue, drop, hold, kept, python, queue_of, readers_of, wait_until
 
 from arena import MessageQueue
-from arena.errors import ReaderDied
+from arena.errors import MessageLost, ReaderDied
+from arena.reader import LOOKS_AFTER_END
 from arena.shm.native import lib
 
 MB = 1 << 20
@@ -205,3 +208,68 @@ def test_a_payload_that_is_late_is_a_timeout_and_not_lost() -> None:
                 reader.dequeue(timeout=0)
         end._out_of_band.receive = receive
         assert torch.equal(reader.dequeue(5), image(3))  # type: ignore[arg-type]
+
+
+def test_a_payload_is_lost_when_it_was_looked_for_and_not_when_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that is stopped for an hour after its writer's shutdown has looked no more often than before."""
+    with queue_of(1, arena=None, max_chunk_bytes=1024) as (writer, (reader,)):
+        end: Any = reader._end
+        looks = 0
+
+        def receive(number: int, n_frames: int, check: Callable[[], None]) -> list[memoryview]:
+            nonlocal looks
+            monkeypatch.setattr(time, "monotonic", lambda: now() + 3600 * looks)
+            while True:
+                check()
+                looks += 1
+
+        now = time.monotonic
+        end._out_of_band.receive = receive
+        writer.enqueue(image(3))
+        writer.shutdown()
+        with pytest.raises(MessageLost, match="message 1 was under way out of band"):
+            reader.dequeue()
+        monkeypatch.undo()
+        assert looks == LOOKS_AFTER_END
+
+
+def test_a_payload_that_a_dead_writer_had_sent_is_not_lost() -> None:
+    """Its thread had handed it to the kernel: the reader gets it, and then hears of the death."""
+    done = run_as_module(
+        """
+import os, signal, multiprocessing
+from arena import MessageQueue
+from arena.errors import WriterDied
+
+def engine(pipe):
+    queue = MessageQueue(1, 1, arena=None, max_chunk_bytes=1024)
+    pipe.send(queue.export_handle())
+    queue.wait_until_ready(60)
+    for number in range(3):
+        queue.enqueue([number, bytes(2_000)])
+    pipe.send("all are out")
+    signal.pause()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=engine, args=(theirs,))
+    process.start()
+    theirs.close()
+    queue = MessageQueue.create_from_handle(ours.recv(), 0)
+    queue.wait_until_ready(60)
+    ours.recv()
+    assert queue.dequeue(60)[0] == 0  # the connection stands
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert [queue.dequeue(60)[0] for _ in range(2)] == [1, 2]
+    try:
+        queue.dequeue()
+    except WriterDied:
+        queue.shutdown()
+    else:
+        raise SystemExit("no WriterDied")
+    process.close(); ours.close()
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
