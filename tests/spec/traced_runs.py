@@ -136,13 +136,17 @@ class Run:
             self.readers[number].start(take, True)
         elif self.handles:
             self.readers[number].start(fetch, self.handles, True)
-        self.readers[number].end()
-        self.readers[number] = Reader(self.writer.export_handle(), number)
+        self.replace(number)
 
     def leave(self) -> None:
         number = random.randrange(N_READERS)
         self.readers[number].run(leave)
+        self.replace(number)
+
+    def replace(self, number: int) -> None:
+        """A new process takes the rank, once the writer has looked: nobody looks while this process waits for an answer."""
         self.readers[number].end()
+        self.writer.reap()
         self.readers[number] = Reader(self.writer.export_handle(), number)
 
     def end(self) -> None:
