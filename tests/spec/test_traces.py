@@ -214,9 +214,11 @@ def test_off_nothing_is_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for directory in ("", str(tmp_path)):
         monkeypatch.setenv("ARENA_TRACE", directory)
         with queue_of(1) as (writer, (reader,)):
-            ends = (writer._end.ring, writer._end.slots, reader._end.ring)
-            wrapped = [name for end in ends for name in vars(end) if hasattr(type(end), name)]
-        assert bool(wrapped) == bool(directory)
+            cache = writer.object_cache()
+            objects = reader.cache_reader()._decoder._slots
+            ends = (writer._end.ring, writer._end.slots, reader._end.ring, cache._objects, objects)
+            wrapped = [any(hasattr(type(end), name) for name in vars(end)) for end in ends]
+        assert wrapped == [bool(directory)] * len(ends)
 
 
 def test_the_timeline_has_slots_leases_messages_and_deaths(directory: Path, tmp_path: Path) -> None:
@@ -226,6 +228,9 @@ def test_the_timeline_has_slots_leases_messages_and_deaths(directory: Path, tmp_
     entries = json.loads(out.read_text())["traceEvents"]
     named = {entry["pid"]: entry["args"]["name"] for entry in entries if entry["ph"] == "M"}
     assert {name.split()[0] for name in named.values()} == {"writer", "reader", "slots", "leases"}
+    spans = {entry["name"] for entry in entries if entry["ph"] == "X"}
+    assert any(name.startswith("object, generation") for name in spans)
+    assert any("reader 0, object" in name for name in spans)
     sent, taken = ({entry["id"] for entry in entries if entry["ph"] == kind} for kind in "sf")
     assert taken
     assert taken <= sent
