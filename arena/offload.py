@@ -108,15 +108,18 @@ class SharedOffloadRegion:
         progress: Progress | None = None,
         device: Device | None = None,
     ) -> None:
+        _check_callable("barrier", barrier)
         meeting = Meeting(barrier)
         self._held: _Held | None = None
         try:
             _check_names(engine_id, backing, pin)
+            if nonce is not None and not isinstance(nonce, str | bytes):
+                raise ValueError(f"nonce={nonce!r}: must be a string, bytes or None")
             meeting.wanted = Wanted(
                 engine_id,
                 membership.nonce_bytes(nonce),
                 rank,
-                num_chunks * kv_bytes_per_chunk,
+                _product(num_chunks, kv_bytes_per_chunk),
                 kv_bytes_per_chunk,
                 backing,
                 huge_pages,
@@ -124,6 +127,10 @@ class SharedOffloadRegion:
                 check=creator_memory_check,
             )
             _check_shape(num_chunks, rank, kv_bytes_per_chunk, cpu_page_size)
+            _check_callable("creator_memory_check", creator_memory_check)
+            _check_callable("progress", progress)
+            if device is not None and not isinstance(device, Device):
+                raise ValueError(f"device={device!r}: must be an arena.device.interface.Device, or None for CUDA")
             if populate_only_on_creator and barrier is None:
                 raise ValueError("populate_only_on_creator needs a barrier: without one, joiners would use empty pages")
             if populate_threads is not None:
@@ -344,6 +351,16 @@ def _check_names(engine_id: str, backing: Backing, pin: Pin) -> None:
     for name, value, choice in (("backing", backing, Backing), ("pin", pin, Pin)):
         if value not in get_args(choice):
             raise ValueError(f"{name}={value!r}: must be one of {', '.join(get_args(choice))}")
+
+
+def _check_callable(name: str, value: object) -> None:
+    if value is not None and not callable(value):
+        raise ValueError(f"{name}={value!r}: must be something to call, or None")
+
+
+def _product(num_chunks: object, row_bytes: object) -> int:
+    """0 where they are no numbers: they are refused once the others can be told of it."""
+    return num_chunks * row_bytes if isinstance(num_chunks, int) and isinstance(row_bytes, int) else 0
 
 
 def _check_shape(num_chunks: int, rank: int | None, row_bytes: int, cpu_page_size: int) -> None:

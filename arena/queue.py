@@ -98,6 +98,8 @@ class MessageQueue:
         """
         if not isinstance(handle, Handle):
             raise ValueError(f"handle={handle!r}: must be what export_handle() returned")
+        if device is not None and not isinstance(device, Device):
+            raise ValueError(f"device={device!r}: must be an arena.device.interface.Device, or None for CUDA")
         queue = cls.__new__(cls)
         queue._adopt(ReaderEnd(handle, rank, device))
         return queue
@@ -137,7 +139,11 @@ class MessageQueue:
         return self.dequeue()
 
     def statistics(self) -> Any:
-        """The queue in numbers, as of now: in the writer ``Statistics``, in a reader ``LeaseStatistics``."""
+        """The queue in numbers, as of now: in the writer ``Statistics``, in a reader ``LeaseStatistics``.
+
+        Raises:
+            Cancelled: after shutdown(), when there is nothing left to count.
+        """
         return self._end.statistics()
 
     def shutdown(self) -> None:
@@ -146,6 +152,11 @@ class MessageQueue:
         From any thread or signal handler; idempotent.
         """
         self._end.shutdown()
+
+    def __repr__(self) -> str:
+        end, of = self._end, self._end.handle.segment.layout
+        role = f"writer of {of.n_readers} readers" if isinstance(end, WriterEnd) else f"reader {end.rank}"
+        return f"MessageQueue({role}, arena of {of.data_bytes} bytes in {of.n_slots} slots)"
 
     def __reduce__(self) -> Any:
         raise TypeError("a queue does not travel: send export_handle(), and call create_from_handle(handle, rank) there")
@@ -188,7 +199,7 @@ class MessageQueue:
             CapacityError: no slot, extent or memory; the text says which.
             ValueError: the shape or dtype is not possible.
         """
-        return self._writer("loan").loan(shape, dtype, NEVER)
+        return self._writer("loan").loan(_checked_shape(shape), dtype, NEVER)
 
     def reap(self) -> int:
         """Looks for dead readers now; returns how many were found.  ``enqueue`` does so by itself, now and then."""
@@ -300,12 +311,23 @@ def _checked_ranks(n_reader: int, n_local_reader: int, local_reader_ranks: Seque
     _in_range("n_local_reader", n_local_reader, 0, n_reader)
     if n_local_reader != n_reader:
         raise ValueError(f"n_local_reader={n_local_reader}: without remote readers it must equal n_reader={n_reader}")
+    if local_reader_ranks is not None and not isinstance(local_reader_ranks, Sequence):
+        raise ValueError(f"local_reader_ranks={local_reader_ranks!r}: must be a sequence of ranks, or None")
     ranks = list(range(n_local_reader)) if local_reader_ranks is None else list(local_reader_ranks)
     for rank in ranks:
         _in_range("a local reader rank", rank, 0, n_reader - 1)
     if len(set(ranks)) != n_local_reader or len(ranks) != n_local_reader:
         raise ValueError(f"local_reader_ranks={ranks}: must be {n_local_reader} different ranks")
     return ranks
+
+
+def _checked_shape(shape: Sequence[int]) -> torch.Size:
+    try:
+        size = torch.Size(shape)
+        size.numel()  # refused where 64 bits do not hold it
+    except (TypeError, ValueError):
+        raise ValueError(f"shape={shape!r}: must be a sequence of integers, of a size that there is") from None
+    return size
 
 
 def _in_range(name: str, value: object, least: int, most: int) -> None:

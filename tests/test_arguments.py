@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from support import SMALL, queue_of
 
 from arena import ArenaConfig, Handle, MessageQueue
-from arena.errors import ArenaError, AttachError, InvalidHandle
+from arena.errors import ArenaError, AttachError, Cancelled, InvalidHandle
 
 # ---- arguments that cannot be ---------------------------------------------------------------------------------------
 
@@ -25,6 +26,7 @@ BAD_QUEUES: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     ((1, 2), {}, "n_local_reader=2"),
     ((2, 2), {"local_reader_ranks": [0, 0]}, r"local_reader_ranks=\[0, 0\]"),
     ((2, 2), {"local_reader_ranks": [0]}, r"local_reader_ranks=\[0\]"),
+    ((2, 2), {"local_reader_ranks": 5}, "local_reader_ranks=5: must be a sequence"),
     ((2, 2), {"local_reader_ranks": [0, 2]}, "rank=2"),
     ((2, 2), {"local_reader_ranks": [-1, 0]}, "rank=-1"),
     ((1, 1), {"max_chunk_bytes": 1023}, "max_chunk_bytes=1023.*1024"),
@@ -74,6 +76,24 @@ def test_the_wrong_end() -> None:
             writer.dequeue()
 
 
+@pytest.mark.parametrize("shape", [None, 5, "ab", (2.5,), ([2],), (1 << 70,)])
+def test_shapes_of_loans_that_cannot_be(shape: Any) -> None:
+    with MessageQueue(1, 1, arena=SMALL) as writer:
+        with pytest.raises(ValueError, match=r"shape=.*: must be a sequence of integers"):
+            writer.loan(shape, torch.float32)
+
+
+def test_a_queue_says_who_it_is_and_how_large() -> None:
+    with queue_of(2) as (writer, (_, reader)):
+        of = writer.export_handle().segment.layout
+        arena = f"arena of {of.data_bytes} bytes in {of.n_slots} slots"
+        assert repr(writer) == f"MessageQueue(writer of 2 readers, {arena})"
+        assert repr(reader) == f"MessageQueue(reader 1, {arena})"
+    assert repr(writer) == f"MessageQueue(writer of 2 readers, {arena})", "also after the end"
+    with pytest.raises(Cancelled, match="shut down"):
+        writer.statistics()
+
+
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
 def test_bad_timeouts(timeout: float) -> None:
     with queue_of(1) as (writer, (reader,)):
@@ -91,6 +111,8 @@ def test_ranks_that_cannot_be() -> None:
         with MessageQueue.create_from_handle(handle, 1):
             with pytest.raises(AttachError, match=r"rank 1 is taken by process \d+"):
                 MessageQueue.create_from_handle(handle, 1)
+        with pytest.raises(ValueError, match="device='cuda': must be"):
+            MessageQueue.create_from_handle(handle, 0, device="cuda")  # type: ignore[arg-type]
         for thing in (None, "handle", handle.segment):
             with pytest.raises(ValueError, match="handle="):
                 MessageQueue.create_from_handle(thing, 0)  # type: ignore[arg-type]

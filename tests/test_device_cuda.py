@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from arena import MessageQueue
 from arena.device import cuda
 from arena.device.cuda import CudaDevice
 from arena.errors import DeviceError
@@ -118,6 +119,14 @@ def test_a_runtime_that_is_not_loaded_is_a_reason_and_not_a_crash(monkeypatch: p
     )
     with pytest.raises(DeviceError, match=r"libc10_hip\.so is not loaded"):
         device.drain_error()
+
+
+def test_a_copy_to_a_device_that_this_torch_does_not_know_is_a_device_error() -> None:
+    with MessageQueue(1, 1, arena=None) as writer, MessageQueue.create_from_handle(writer.export_handle(), 0) as reader:
+        with pytest.raises(DeviceError, match=r"current stream: .*CUDA"):
+            reader.to_device(torch.ones(3), "cuda")
+        with pytest.raises(ValueError, match="tensor='x': must be a tensor"):
+            reader.to_device("x", "cuda")  # type: ignore[arg-type]
 
 
 def test_register_passes_all_64_bits_and_the_right_flags(device: CudaDevice, driver: ctypes.CDLL) -> None:

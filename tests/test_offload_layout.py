@@ -65,6 +65,15 @@ def test_a_row_that_is_not_whole_pages_is_refused_with_the_nearest_size(given_by
         ({"backing": "disk"}, "backing='disk': must be one of memfd, shm"),
         ({"pin": "yes"}, "pin='yes'"),
         ({"populate_threads": 0}, "populate_threads=0"),
+        ({"num_chunks": None}, "num_chunks=None: must be an integer"),
+        ({"kv_bytes_per_chunk": "8192"}, "kv_bytes_per_chunk='8192': must be an integer"),
+        ({"cpu_page_size": None}, "cpu_page_size=None: must be an integer"),
+        ({"rank": "0"}, "rank='0': must be an integer"),
+        ({"nonce": 5}, "nonce=5: must be a string, bytes or None"),
+        ({"barrier": 5}, "barrier=5: must be something to call"),
+        ({"progress": 5}, "progress=5: must be something to call"),
+        ({"creator_memory_check": 5}, "creator_memory_check=5: must be something to call"),
+        ({"device": "cuda"}, "device='cuda': must be"),
     ],
 )
 def test_arguments_out_of_range_are_refused_by_name(engine_id: str, change: dict[str, Any], text: str) -> None:

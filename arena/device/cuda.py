@@ -94,7 +94,8 @@ class CudaDevice(Device):
         return int(self._loaded().get_last_error())
 
     def current_stream(self, where: torch.device | str | int | None = None) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(where)
+        with _as_device_error("current stream"):
+            return torch.cuda.current_stream(where)
 
     def used_streams(self) -> tuple[torch.cuda.Stream, ...]:
         return tuple(torch.cuda.current_stream(index) for index in _used_devices())
@@ -181,5 +182,5 @@ def _used_devices() -> list[int]:
 def _as_device_error(what: str) -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the latter from a torch that was built without CUDA
         raise DeviceError(f"{what}: {error}", int(getattr(error, "error_code", 0) or 0)) from error

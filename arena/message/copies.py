@@ -23,6 +23,8 @@ def copy(
 def target_of(
     device: Device, tensor: torch.Tensor, where: torch.device | str | int, stream: Stream | None
 ) -> tuple[Stream, torch.Tensor]:
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"tensor={tensor!r}: must be a tensor")
     stream = device.current_stream(where) if stream is None else stream
     return stream, device.empty_like(tensor, where, stream)
 
