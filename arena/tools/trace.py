@@ -14,6 +14,7 @@ import click
 from arena.shm.trace import SUFFIX, VARIABLE, WRITER
 from arena.shm.tracelog import Event, Log, read_runs
 
+KIND_MESSAGE = 1
 SLOTS, LEASES = 1_000_000, 2_000_000  # the viewer's process numbers of the two tables
 
 Entry = dict[str, Any]
@@ -99,23 +100,30 @@ def _messages(log: Log, process: int) -> Iterator[Entry]:
 
 
 def _grants(logs: Sequence[Log], process: int, end: float) -> Iterator[Entry]:
-    """Each generation of a slot, from its claim to the last release that it got, or to its abort."""
+    """Each generation of a slot: from its claim to the last release that it got, or an object's until nobody held it."""
     last: dict[tuple[int, ...], float] = {}
     for log in logs:
         for event in log.events:
             if event.action == "release":
                 key = event.args[1:3]
                 last[key] = max(last.get(key, 0.0), _end(event))
-    written = (event for log in logs if log.row == WRITER for event in log.events)
+    written = [event for log in logs if log.row == WRITER for event in log.events]
     for event in (event for event in written if event.action == "claim" and event.args[3]):
-        slot, generation = event.args[3] - 1, event.args[4]
-        until = last.get((slot, generation), end)
-        yield _span(f"generation {generation}", process, slot, event.before, until, nbytes=event.args[1])
+        kind, slot, generation = event.args[0], event.args[3] - 1, event.args[4]
+        if kind == KIND_MESSAGE:
+            until = last.get((slot, generation), end)
+            yield _span(f"generation {generation}", process, slot, event.before, until, nbytes=event.args[1])
+    freed = {event.args[:2]: event.before for event in written if event.action == "scan"}
+    for event in (event for event in written if event.action == "publish_object"):
+        slot, generation = event.args[:2]
+        until = freed.get((slot, generation), end)
+        yield _span(f"object, generation {generation}", process, slot, event.before, until)
 
 
 def _leases(logs: Sequence[Log], process: int, end: float) -> Iterator[Entry]:
-    """Each lease, until it is released, its process is reclaimed, or the logs end."""
+    """Each lease of a message's slot or of an object, until it is released, or the logs end."""
     for log in logs:
+        yield from _holds(log, process, end)
         released = {event.args[1:3]: event for event in log.events if event.action == "release"}
         for event in log.events:
             if event.action == "lease" and event.args[3]:
@@ -123,3 +131,17 @@ def _leases(logs: Sequence[Log], process: int, end: float) -> Iterator[Entry]:
                 release = released.get((slot, generation))
                 until = end if release is None else _end(release)
                 yield _span(f"reader {row}, generation {generation}", process, row * log.n_slots + slot, event.before, until)
+
+
+def _holds(log: Log, process: int, end: float) -> Iterator[Entry]:
+    """The leases of objects: a row may have several of one generation, of which the oldest is taken to end first."""
+    released: dict[tuple[int, ...], list[float]] = {}
+    for event in log.events:
+        if event.action == "release_hold":
+            released.setdefault(event.args[:3], []).append(_end(event))
+    for event in log.events:
+        if event.action == "get" and event.args[3]:
+            row, slot, generation = event.args[:3]
+            ends = released.get((row, slot, generation))
+            until = ends.pop(0) if ends else end
+            yield _span(f"reader {row}, object {generation}", process, row * log.n_slots + slot, event.before, until)

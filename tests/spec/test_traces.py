@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner
 
+from arena.protocol.objects import ObjectReader, ObjectWriter
 from arena.shm.trace import WRITER
 from arena.shm.tracelog import Event, Log, read_runs
 from arena.tools.commands import arena
@@ -214,9 +215,8 @@ def test_off_nothing_is_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for directory in ("", str(tmp_path)):
         monkeypatch.setenv("ARENA_TRACE", directory)
         with queue_of(1) as (writer, (reader,)):
-            cache = writer.object_cache()
-            objects = reader.cache_reader()._decoder._slots
-            ends = (writer._end.ring, writer._end.slots, reader._end.ring, cache._objects, objects)
+            objects = ObjectWriter(writer._end.segment, writer._end.slots)
+            ends = (writer._end.ring, writer._end.slots, objects, reader._end.ring, ObjectReader(reader._end.segment, 0))
             wrapped = [any(hasattr(type(end), name) for name in vars(end)) for end in ends]
         assert wrapped == [bool(directory)] * len(ends)
 
