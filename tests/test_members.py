@@ -125,3 +125,30 @@ def test_a_clearing_that_is_cut_short_is_done_again(monkeypatch: pytest.MonkeyPa
 
 def here(side: Any) -> None:
     """Says that the reader's process has come as far as this."""
+
+
+@pytest.mark.parametrize("step", ["ring.drop_reader", "ring.watch", "slots.reclaim", "ring.clear_entry"])
+def test_a_burial_that_an_exception_cuts_short_is_begun_again_and_counted_once(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MessageQueue(1, 1, arena=SMALL) as writer:
+        reader = Reader(writer.export_handle(), 0)
+        try:
+            writer.wait_until_ready(60)
+            writer.enqueue(torch.ones(4096))
+        finally:
+            os.kill(reader.pid, signal.SIGKILL)
+            reader.end()
+        part, name = step.split(".")
+
+        def interrupted(*_: object) -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(getattr(writer._end, part), name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.reap()
+        writer.reap()
+        assert writer.statistics().deaths_total == 1
+        assert writer.statistics().slots_free == SMALL.slots
+        assert word(writer, 0).state is State.EMPTY

@@ -29,6 +29,7 @@ class Members:
         self.unreported: list[str] = []  # deaths that no caller was told of
         self._entries: dict[int, MemberWord] = {}  # of the readers that are watched
         self._peers: dict[int, Peer] = {}
+        self._counted: dict[int, tuple[int, int]] = {}  # each row's last death, by pid and start time
         self._warnings = RateLimit(10.0)
 
     def rows(self) -> list[int]:
@@ -98,19 +99,23 @@ class Members:
     def _bury(self, row: int) -> None:
         """A dead reader's room, queue and slots are the writer's again; its rank is free for another process."""
         peer = self._peers[row]
-        how = peer.how_it_ended()
-        log.warning("rank %d (pid %d) has died: %s", self.ranks[row], peer.pid, how)
-        self.deaths_total += 1
-        self.unreported.append(f"rank {self.ranks[row]} (pid {peer.pid}): {how}")
+        if self._counted.get(row) != (peer.pid, peer.start):
+            how = peer.how_it_ended()
+            log.warning("rank %d (pid %d) has died: %s", self.ranks[row], peer.pid, how)
+            self.unreported.append(f"rank {self.ranks[row]} (pid {peer.pid}): {how}")
+            self._counted[row] = peer.pid, peer.start  # a burial that is cut short is begun again
+            self.deaths_total += 1
         self._ring.drop_reader(row)
         self._clear(row)
 
     def _clear(self, row: int) -> None:
         """Cut short by a signal handler's exception, it is done again: the entry goes last, and the row is watched anew."""
-        del self._entries[row]
         peer = self._peers.pop(row)
-        self._watch_pidfds()
-        peer.close()
+        try:
+            self._entries.pop(row, None)
+            self._watch_pidfds()
+        finally:
+            peer.close()
         self._slots.reclaim(row)
         self._slots.impossible_rows &= ~(1 << row)
         self._ring.impossible_rows &= ~(1 << row)
