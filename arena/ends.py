@@ -18,6 +18,7 @@ from arena.shm import process, segment
 from arena.shm.layout import EMPTY_WORD, PAGE, Layout, MemberWord, State, align
 from arena.shm.native import lib
 from arena.shm.process import Peer
+from arena.shm.shortage import typed
 
 REAP_PERIOD_S = 0.05
 """How often a busy writer looks at its readers' pidfds (a microsecond); a blocked one does so at every slice."""
@@ -28,6 +29,7 @@ RANK_POLL_S = 0.02
 class OwnerEnd(Endpoint):
     """Creates a segment, admits its readers, and deals with their deaths."""
 
+    @typed("a queue's or cache's memory")
     def __init__(self, ranks: Sequence[int], ring_bytes: int, arena: ArenaConfig | None) -> None:
         config = arena or ArenaConfig()
         capacity_bytes = align(arena.capacity_bytes if arena else 0, PAGE)
@@ -114,6 +116,7 @@ class OwnerEnd(Endpoint):
 class MemberEnd(Endpoint):
     """Attaches to a segment as one of its readers."""
 
+    @typed("a reader's end")
     def __init__(self, handle: Handle, rank: int) -> None:
         handle.check()
         if type(rank) is not int or rank not in handle.local_reader_ranks:

@@ -42,7 +42,7 @@ class WriterEnd(OwnerEnd):
         ring_bytes = align(max(max_chunks * record_footprint(max_chunk_bytes), 2 * largest), PAGE)
         super().__init__(ranks, ring_bytes, arena)
         try:
-            self._out_of_band = outofband.OutOfBandWriter(named=self.config.backing == "shm")
+            self._out_of_band = outofband.OutOfBandWriter(named=self.config.backing == "shm", n_readers=len(ranks))
         except BaseException:
             super().release()
             raise

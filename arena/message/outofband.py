@@ -1,8 +1,9 @@
 """What neither the arena nor the ring takes: whole payloads over a ZMQ socket, to each reader on its own.
 
-The socket is ``ipc://`` in a 0700 directory.  Its file is unlinked as soon as it is bound: peers connect through
+The socket is ``ipc://`` in a 0700 directory.  Its file is unlinked as soon as it is bound: peers reach it through
 ``/proc/<pid>/fd/<n>`` of the writer, as they attach the memfd, so even a late reader needs no name.  Across PID namespaces
-(``backing="shm"``) the name stays until all have connected.
+(``backing="shm"``) the name stays until all have joined.  A reader opens the file before it joins and connects through its
+own descriptor: ZMQ connects when it pleases, and the name may be gone by then.
 
 Frames: the reader's identity (added and taken off by ZMQ), the message number, the buffer table, the pickle, each
 inline buffer.
@@ -17,15 +18,23 @@ import tempfile
 from collections.abc import Callable, Sequence
 
 import zmq
+from zmq.utils.garbage import gc as collector
 
-from arena.errors import MessageLost
+from arena.errors import AttachError, MessageLost
 from arena.shm import capacity
 from arena.shm.layout import MemberWord
+from arena.shm.shortage import SHORTAGES, refusal, require_descriptors, require_threads, typed
 
 _NUMBER = struct.Struct("<Q")
 _PATH_BYTES_MAX = 100  # sun_path has 108
 LINGER_MS = 1000
 _POLL_MS = 20
+_WHAT = "a queue's out-of-band socket"
+_DESCRIPTORS = 11
+"""Of a context with one socket (6), its listener or connection, its file, what is opened for a moment; and, for a reader in
+the writer's own process, the other end of the connection and its pidfd."""
+_COLLECTOR_DESCRIPTORS = 8
+_THREADS = 2  # of a context
 
 
 def identity(rank: int, entry: MemberWord) -> bytes:
@@ -33,18 +42,25 @@ def identity(rank: int, entry: MemberWord) -> bytes:
     return b"%d:%d:%d" % (rank, entry.pid, entry.start)
 
 
+def _as_capacity(error: zmq.ZMQError) -> Exception:
+    return refusal(_WHAT, OSError(error.errno, str(error))) if error.errno in SHORTAGES else error
+
+
 class OutOfBandWriter:
     """The writer's end.  Not thread-safe: the queue's lock guards it."""
 
-    def __init__(self, *, named: bool) -> None:
+    def __init__(self, *, named: bool, n_readers: int) -> None:
+        require_descriptors(_DESCRIPTORS + 2 * n_readers, _WHAT)  # two: its connection, and the pidfd that watches it
+        require_threads(_THREADS, _WHAT)
         parent = capacity.SHM_DIRECTORY if named else tempfile.gettempdir()
         if len(parent) > _PATH_BYTES_MAX - 40:
             parent = "/tmp"
-        self._directory = tempfile.mkdtemp(prefix=f"arena-{os.getpid()}-", dir=parent)  # mode 0700
+        with typed(f"a directory for sockets in {parent}"):
+            self._directory = tempfile.mkdtemp(prefix=f"arena-{os.getpid()}-", dir=parent)  # mode 0700
         self._fd = -1
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
         try:
+            self._socket = self._context.socket(zmq.ROUTER)
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown reader is an error, not a silent loss
             self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a process that left may join again, by the same name
             self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the queue instead, in bytes
@@ -56,12 +72,22 @@ class OutOfBandWriter:
                 self._fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
                 self.endpoint = f"ipc:///proc/{os.getpid()}/fd/{self._fd}"
                 self.remove_name()
+        except zmq.ZMQError as error:
+            self.close()
+            raise _as_capacity(error) from error
         except BaseException:
             self.close()
             raise
 
     def send(self, number: int, frames: Sequence[bytes], reader: bytes, gone: Callable[[], bool]) -> bool:
-        """Hands a message for one reader to ZMQ; False if it is ``gone`` before it has connected."""
+        """Hands a message for one reader to ZMQ; False if it is ``gone`` before it has connected.
+
+        Raises:
+            CapacityError: pyzmq has no descriptors or threads for its first message; nothing was sent.
+        """
+        if not collector.is_alive():  # what frees the frames that ZMQ does not copy
+            require_descriptors(_COLLECTOR_DESCRIPTORS, _WHAT)
+            require_threads(_THREADS + 1, _WHAT)
         while True:
             try:
                 self._send_whole([reader, _NUMBER.pack(number), *frames])
@@ -100,17 +126,34 @@ class OutOfBandWriter:
             self._fd = -1
 
 
+def _open_socket(path: str) -> int:
+    """A descriptor that leads to the writer's socket, whatever becomes of its name."""
+    try:
+        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        raise AttachError(
+            f"the writer's socket {path} cannot be reached ({error.strerror}): the writer has ended or shut down, or, with "
+            "backing='shm', /dev/shm is not shared with it"
+        ) from error
+
+
 class OutOfBandReader:
     """A reader's end; one thread at a time."""
 
     def __init__(self, endpoint: str, reader: bytes) -> None:
+        require_descriptors(_DESCRIPTORS, _WHAT)
+        require_threads(_THREADS, _WHAT)
+        self._fd = _open_socket(endpoint.removeprefix("ipc://"))
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, reader)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, 0)
         try:
-            self._socket.connect(endpoint)
+            self._socket = self._context.socket(zmq.DEALER)
+            self._socket.setsockopt(zmq.IDENTITY, reader)
+            self._socket.setsockopt(zmq.RCVHWM, 0)
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.connect(f"ipc:///proc/self/fd/{self._fd}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise _as_capacity(error) from error
         except BaseException:
             self.close()
             raise
@@ -142,3 +185,6 @@ class OutOfBandReader:
         """Ends the socket; idempotent."""
         if not self._context.closed:
             self._context.destroy(linger=0)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

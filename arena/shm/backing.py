@@ -115,14 +115,22 @@ class MemfdBacking:
             return None
 
     def _create_sealed(self, nbytes: int, flags: int) -> int:
-        fd = open_kept(lambda: os.memfd_create(self._name, flags))
         try:
-            _set_size(fd, nbytes)
-            # No peer can shrink it under our feet.
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        except BaseException:
-            close_kept(fd)
-            raise
+            fd = open_kept(lambda: os.memfd_create(self._name, flags))
+            try:
+                _set_size(fd, nbytes)
+                # No peer can shrink it under our feet.
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            except BaseException:
+                close_kept(fd)
+                raise
+        except OSError as error:
+            if flags & os.MFD_HUGETLB or error.errno not in (errno.ENOSYS, errno.EPERM, errno.EINVAL):
+                raise
+            raise CapacityError(
+                f"a region of {nbytes} bytes cannot be made: {error.strerror} (errno {error.errno}): this kernel or sandbox "
+                "lacks memfd_create or its seals; backing='shm' needs neither"
+            ) from error
         return fd
 
     def close(self, fd: int) -> None:

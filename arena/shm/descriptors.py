@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _lock = threading.RLock()
 _kept: set[int] = set()
@@ -20,6 +21,13 @@ def open_kept(open_file: Callable[[], int]) -> int:
         fd = open_file()
         _kept.add(fd)
         return fd
+
+
+@contextmanager
+def no_fork() -> Iterator[None]:
+    """Around descriptors that are open for a moment: no child is forked meanwhile."""
+    with _lock:
+        yield
 
 
 def close_kept(fd: int) -> None:

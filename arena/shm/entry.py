@@ -18,6 +18,7 @@ from pathlib import Path
 
 from arena.errors import ArenaError, AttachError
 from arena.shm.descriptors import close_kept, open_kept
+from arena.shm.shortage import SHORTAGES, refusal
 
 POPULATED_BYTES = 64
 FAILURE_BYTES = 960
@@ -150,6 +151,8 @@ class Entry:
         except FileNotFoundError:
             raise
         except OSError as error:
+            if error.errno in SHORTAGES:
+                raise refusal(f"the entry {path}", error) from error
             raise AttachError(f"{path} cannot be opened as this user: {error.strerror}") from error
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():

@@ -101,7 +101,7 @@ def populate(
     started: list[threading.Thread] = []
     try:
         for helper in helpers:
-            helper.start()
+            _start(helper)
             started.append(helper)
         done_bytes = 0
         while done_bytes < total_bytes and work.error is None:
@@ -114,6 +114,15 @@ def populate(
             helper.join()
     if work.error is not None:
         raise work.error
+
+
+def _start(helper: threading.Thread) -> None:
+    try:
+        helper.start()
+    except RuntimeError as error:
+        raise CapacityError(
+            f"no thread to populate memory with ({error}): raise ulimit -u or ulimit -v, or the container's limits"
+        ) from error
 
 
 class _Work:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from arena.errors import CapacityError
+from arena.shm.shortage import typed
 
 
 def start_time(pid: int) -> int | None:
@@ -77,7 +78,8 @@ class Peer:
         except AttributeError:
             return Peer(pid, start, _UNWATCHED)
         try:
-            is_another = start_time(pid) != start
+            with typed(f"a watch of process {pid}"):
+                is_another = start_time(pid) != start
         except BaseException:
             os.close(pidfd)
             raise
@@ -97,7 +99,12 @@ class Peer:
 
     def is_suspect(self) -> bool:
         """Whether the process seems to have ended, where that cannot be proved."""
-        return self.pidfd == _UNWATCHED and self.pid != 0 and start_time(self.pid) != self.start
+        if self.pidfd != _UNWATCHED or self.pid == 0:
+            return False
+        try:
+            return start_time(self.pid) != self.start
+        except OSError:  # no descriptor to look with: it is watched again soon
+            return False
 
     def how_it_ended(self) -> str:
         """``exit 1``, ``signal 9`` for a child of this process that nobody has waited for; else ``unknown``."""

@@ -26,6 +26,7 @@ from arena.shm.layout import align
 from arena.shm.membership import Member, Wanted, step
 from arena.shm.native import ffi, lib
 from arena.shm.outcome import failure_in, find_failed_creator, forget_past_failure, write_failure
+from arena.shm.shortage import typed
 
 log = logging.getLogger("arena.shm")
 
@@ -35,6 +36,7 @@ RETRIES_MAX = 1000  # each is one more entry that lost its name under our eyes
 # ---- to come in
 
 
+@typed("a place in the region")
 def join(wanted: Wanted) -> Member:
     """Comes into the region, as its creator if nobody else is alive.  Waits for nobody but short holders of the lock.
 

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from arena.config import Backing, Prefault, ReaderAccess
-from arena.errors import AttachError, CapacityError, CorruptError, InvalidHandle
+from arena.errors import ArenaError, AttachError, CapacityError, CorruptError, InvalidHandle
 from arena.shm import capacity, layout, process
 from arena.shm.descriptors import close_kept, open_kept
 from arena.shm.layout import Layout, MemberWord, State
 from arena.shm.native import ffi, geometry, lib
+from arena.shm.shortage import SHORTAGES, refusal
 
 log = logging.getLogger("arena.shm")
 
@@ -187,9 +188,18 @@ def _advise_huge(mapping: Any) -> None:
 
 
 def _no_memory(what: str, of: Layout, error: OSError) -> CapacityError:
+    if error.errno in (errno.ENOSYS, errno.EPERM, errno.EINVAL):
+        way_out = (
+            "this kernel or sandbox lacks memfd_create or its seals (backing='shm' needs neither), or MADV_DONTFORK or "
+            "MADV_WIPEONFORK (Linux 4.14), without which a fork would not be safe"
+        )
+    else:
+        way_out = (
+            "use a smaller capacity_bytes or max_chunk_bytes * max_chunks, or raise the limit (ulimit -v, ulimit -n, "
+            "ulimit -f, container memory)"
+        )
     return CapacityError(
-        f"cannot {what} a segment of {of.total_bytes} bytes: {error.strerror} (errno {error.errno}); "
-        "use a smaller capacity_bytes, or raise the limit (ulimit -v, ulimit -n, container memory)"
+        f"cannot {what} a segment of {of.total_bytes} bytes: {error.strerror} (errno {error.errno}); {way_out}"
     )
 
 
@@ -308,7 +318,9 @@ def _check_reach(handle: SegmentHandle) -> None:
         )
 
 
-def _cannot_open(handle: SegmentHandle, error: OSError) -> AttachError:
+def _cannot_open(handle: SegmentHandle, error: OSError) -> ArenaError:
+    if error.errno in SHORTAGES:
+        return refusal(f"a mapping of {handle.path}", error)
     if error.errno in (errno.EACCES, errno.EPERM):
         return AttachError(
             f"{handle.path}: {error.strerror}: only the same user can open it, and not if process {handle.creator_pid} "

@@ -1,0 +1,98 @@
+"""Running out of descriptors, threads or memory, said by a `CapacityError`.
+
+libzmq ends the process where it cannot start a thread or open a descriptor of its own: what it will need is tried out
+before it is asked.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from arena.errors import CapacityError
+from arena.shm.descriptors import no_fork
+
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT})
+"""What the kernel says where there is no more of something."""
+
+HEADROOM_BYTES = 8 << 20
+"""What a new thread allocates for a start, with room to spare."""
+
+
+@contextmanager
+def typed(what: str) -> Iterator[None]:
+    """Around calls of the operating system; also a decorator.
+
+    Raises:
+        CapacityError: instead of an ``OSError`` that says that something has run out.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in SHORTAGES:
+            raise refusal(what, error) from error
+        raise
+
+
+def refusal(what: str, error: OSError) -> CapacityError:
+    """The error that names what cannot be done, why, and the ways out."""
+    return CapacityError(
+        f"{what} cannot be made: {error} (errno {error.errno}); close or shrink something, or raise the limit (ulimit -n, "
+        "ulimit -v, the container's memory, the file system of TMPDIR)"
+    )
+
+
+def require_descriptors(n: int, what: str) -> None:
+    """Makes sure that ``n`` descriptors can be opened now.
+
+    Raises:
+        CapacityError: they cannot; the text has the numbers.
+    """
+    opened: list[int] = []
+    with no_fork():
+        try:
+            while len(opened) < n:
+                opened.append(os.open("/", os.O_PATH | os.O_CLOEXEC))
+        except OSError as error:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            raise CapacityError(
+                f"{what} takes {n} descriptors, and {len(opened)} are left of {limit} (ulimit -n): close some, or raise it"
+            ) from error
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+
+def require_threads(n: int, what: str) -> None:
+    """Makes sure that ``n`` threads can be started now, and that there is some memory for them.
+
+    Raises:
+        CapacityError: there is none.
+    """
+    end = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        with mmap.mmap(-1, HEADROOM_BYTES):
+            while len(started) <= n:  # one more: a stack may be freed a moment later than its thread ends
+                thread = threading.Thread(target=_wait, args=(end,), name="arena-probe", daemon=True)
+                thread.start()
+                started.append(thread)
+    except (RuntimeError, MemoryError, OSError) as error:
+        raise CapacityError(
+            f"{what} takes {n} threads, and there is no memory for them ({error}): raise ulimit -v or ulimit -u, or the "
+            "container's limits"
+        ) from error
+    finally:
+        end.set()
+        for thread in started:
+            thread.join()
+
+
+def _wait(end: threading.Event) -> None:
+    bytes(1 << 16)  # takes this thread's part of the heap, which the next threads are given again
+    end.wait()
