@@ -269,12 +269,14 @@ def test_what_dead_runs_left_can_be_removed_and_the_living_stay(tmp_path: Path) 
     try:
         for name in ("offload-stale", "offload-stale.data", "offload-torn", "mine.txt"):
             (tmp_path / name).write_bytes(b"x" * 2000)
-        assert leftovers.remove_stale(tmp_path) == [tmp_path / "offload-stale", tmp_path / "offload-torn"]
+        stale = [tmp_path / "offload-stale", tmp_path / "offload-torn"]
+        for remove in (False, True):
+            assert [each.path for each in leftovers.collect(remove=remove, entries=tmp_path, places=())] == stale
         assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "offload-region"]
     finally:
         lib.arena_map_release(member.mapping)
         rendezvous.leave(member)
-    assert leftovers.remove_stale(tmp_path / "none") == []
+    assert leftovers.collect(remove=True, entries=tmp_path / "none", places=()) == []
 
 
 # ---- the lock

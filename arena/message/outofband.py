@@ -21,7 +21,8 @@ import zmq
 from zmq.utils.garbage import gc as collector
 
 from arena.errors import AttachError, MessageLost
-from arena.shm import capacity
+from arena.shm import capacity, names
+from arena.shm.descriptors import close_kept
 from arena.shm.layout import MemberWord
 from arena.shm.shortage import SHORTAGES, refusal, require_descriptors, require_threads, typed
 
@@ -56,7 +57,7 @@ class OutOfBandWriter:
         if len(parent) > _PATH_BYTES_MAX - 40:
             parent = "/tmp"
         with typed(f"a directory for sockets in {parent}"):
-            self._directory = tempfile.mkdtemp(prefix=f"arena-{os.getpid()}-", dir=parent)  # mode 0700
+            self._directory, self._directory_fd = names.new_directory(parent)
         self._fd = -1
         self._context = zmq.Context()
         try:
@@ -115,6 +116,9 @@ class OutOfBandWriter:
     def remove_name(self) -> None:
         """Takes the socket's file out of the file system; idempotent."""
         shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory_fd >= 0:
+            close_kept(self._directory_fd)
+            self._directory_fd = -1
 
     def close(self) -> None:
         """Ends the socket, giving messages under way a second; idempotent."""

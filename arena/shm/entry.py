@@ -18,6 +18,7 @@ from pathlib import Path
 
 from arena.errors import ArenaError, AttachError
 from arena.shm.descriptors import close_kept, open_kept
+from arena.shm.names import is_at
 from arena.shm.shortage import SHORTAGES, refusal
 
 POPULATED_BYTES = 64
@@ -191,12 +192,7 @@ class Entry:
 
     def is_at_path(self) -> bool:
         """Whether the path leads to this file (and not to a successor, or nowhere)."""
-        try:
-            there = os.stat(self.path, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        here = os.fstat(self.fd)
-        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+        return is_at(self.path, self.fd)
 
     def read(self) -> Content:
         raw = os.pread(self.fd, ENTRY_BYTES_MAX, 0)

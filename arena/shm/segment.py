@@ -21,7 +21,7 @@ from typing import Any
 
 from arena.config import Backing, Prefault, ReaderAccess
 from arena.errors import ArenaError, AttachError, CapacityError, CorruptError, InvalidHandle
-from arena.shm import capacity, layout, process
+from arena.shm import capacity, layout, names, process
 from arena.shm.descriptors import close_kept, open_kept
 from arena.shm.layout import Layout, MemberWord, State
 from arena.shm.native import ffi, geometry, lib
@@ -129,9 +129,7 @@ def _open_new(of: Layout, backing: Backing, segment_id: bytes, huge_pages: bool)
     """The new file, the layout it was sized for, the path that leads to it, and whether write(2) works on it."""
     try:
         if backing == "shm":
-            path = f"{capacity.SHM_DIRECTORY}/arena-{os.getpid()}-{segment_id.hex()}"
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-            fd = open_kept(lambda: os.open(path, flags, 0o600))
+            path, fd = names.new_file(capacity.SHM_DIRECTORY, segment_id.hex())
             try:
                 os.ftruncate(fd, of.total_bytes)
                 # Taken now, because a store into a page that another segment has taken meanwhile is a SIGBUS; pages of the

@@ -9,6 +9,7 @@ import click
 COMMANDS = {
     "bench": "arena.bench.command:command",
     "demo": "arena.tools.demo:command",
+    "gc": "arena.tools.gc:command",
     "offload": "arena.tools.offload:group",
     "trace": "arena.tools.trace:command",
 }
