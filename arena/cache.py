@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import MappingProxyType, TracebackType
 
 from arena.cache_handle import CacheHandle, Key, Uncached, key_digest
 from arena.cache_reader import CacheReader
+from arena.cache_store import Store
 from arena.config import ArenaConfig
 from arena.endpoint import Deadline
 from arena.ends import OwnerEnd
+from arena.errors import Cancelled, ForkedError
 from arena.handle import Handle
-from arena.message.objects import ObjectEncoder, PackedObject
-from arena.protocol import eviction
-from arena.protocol.objects import ObjectWriter
-from arena.protocol.slots import Grant, Refusal
+from arena.message.objects import ObjectEncoder
+from arena.protocol.slots import Refusal
 from arena.shm.layout import PAGE, READERS_MAX, align
 from arena.statistics import CacheStatistics
 
@@ -32,24 +31,11 @@ __all__ = ["CacheHandle", "CacheReader", "ObjectCache", "Uncached"]
 _NO_RING_BYTES = PAGE
 
 
-@dataclass
-class _Entry:
-    """An object that is in the cache."""
+class _Transaction:
+    """What was put since it was opened."""
 
-    handle: CacheHandle
-    slots: list[int]  # its own, then those of loans that it has taken over
-    nbytes: int  # of all its extents
-    holds: int = 0
-
-
-@dataclass
-class _Counts:
-    puts: int = 0
-    bytes_copied: int = 0
-    evictions: int = 0
-    hits: int = 0
-    misses: int = 0
-    uncached: Counter[str] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self.puts: list[tuple[Key, CacheHandle]] = []
 
 
 class ObjectCache:
@@ -121,15 +107,9 @@ class ObjectCache:
         self._end = end
         self._limit_bytes = limit_bytes
         self._limit_slots = limit_slots
-        self._object_bytes_max = limit_bytes if max_object_bytes is None else min(max_object_bytes, limit_bytes)
-        self._slots = end.slots
-        self._lock = end.slots.lock
-        self._objects = ObjectWriter(end.segment, end.slots, end.config.quarantine_s)
-        self._secret = end.segment.secret()
-        self._segment_id = end.segment.handle.segment_id
-        self._entries: OrderedDict[Key, _Entry] = OrderedDict()  # the least recently used first
-        self._used_bytes = 0  # of the entries
-        self._counts = _Counts()
+        object_bytes_max = limit_bytes if max_object_bytes is None else min(max_object_bytes, limit_bytes)
+        self._store = Store(end, limit_bytes, limit_slots, object_bytes_max)
+        self._lock = self._store.lock
         self._transactions = threading.local()
         self._own_reader = CacheReader(end, end.segment.layout.n_readers, "shared")
 
@@ -192,78 +172,47 @@ class ObjectCache:
             the handle to send, or ``Uncached`` with the reason: then send the value.
 
         Raises:
+            ValueError: a loan in it was enqueued, or put, by another thread at the same time.
             whatever pickling raises.
         """
         digest = key_digest(key)
         with self._end.visit():
             self._look_around()
-            if not replace and not self.touch([key]) and (entry := self._entries.get(key)) is not None:
-                return entry.handle
-            packed = PackedObject(ObjectEncoder(self._slots).encode(value))
-            handle = self._store(key, digest, packed, replace)
-        if isinstance(handle, CacheHandle):
-            for stored in self._open_transactions():
-                stored.append((key, handle))
+            if not replace and (known := self._used(key)) is not None:
+                return known
+            packed = ObjectEncoder(self._end.slots).pack(value)
+            handle = self._store.put(key, digest, packed, replace=replace)
+            if isinstance(handle, Refusal) and self._look_around(now=True):  # a dead reader held what is needed
+                handle = self._store.put(key, digest, packed, replace=replace)
+        if isinstance(handle, Refusal):
+            return self._uncached(handle, packed.nbytes)
+        for transaction in self._open_transactions():
+            transaction.puts.append((key, handle))
         return handle
 
-    def _store(self, key: Key, digest: bytes, packed: PackedObject, replace: bool) -> CacheHandle | Uncached:
+    def _used(self, key: Key) -> CacheHandle | None:
         with self._lock:
-            if replace:
-                self._forget(key)
-            slot = self._claim(packed.nbytes)
-        if isinstance(slot, Refusal):
-            return self._uncached(slot, packed.nbytes)
-        loans = packed.loans
-        grants = [self._objects.grant_to_be(each) for each in (slot, *loans)]
-        try:
-            error = packed.write(self._end.segment, self._slots, grants, self._end.config.copy_threads)
-        except BaseException:
-            self._objects.abort(slot)
-            raise
-        if error:
-            self._objects.abort(slot)
-            return self._uncached(Refusal.NO_MEMORY, packed.nbytes)
-        with self._lock:
-            if not replace and key in self._entries:  # another thread was faster
-                self._objects.abort(slot)
-                return self._entries[key].handle
-            self._forget(key)
-            return self._publish(key, digest, grants, packed.nbytes)
-
-    def _publish(self, key: Key, digest: bytes, grants: Sequence[Grant], nbytes: int) -> CacheHandle:
-        own, *loans = [grant.slot for grant in grants]
-        for loan in loans:
-            if not self._objects.adopt(loan):
-                raise ValueError("a loan was enqueued while it was put into the cache: do one or the other")
-        for slot in (*loans, own):
-            self._objects.publish_object(slot)
-        handle = CacheHandle.sealed(self._secret, self._segment_id, grants[0], digest)
-        entry = _Entry(handle, [own, *loans], sum(self._extent_bytes(slot) for slot in (own, *loans)))
-        self._entries[key] = entry
-        self._used_bytes += entry.nbytes
-        self._counts.puts += 1
-        self._counts.bytes_copied += nbytes
-        return handle
+            entry = self._store.use(key)
+            return None if entry is None else entry.handle
 
     def get_handle(self, key: Key) -> CacheHandle | None:
         """The handle of what is under a key, which counts as a use of it; None if nothing is."""
+        handle = self._used(key)
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                self._counts.misses += 1
-                return None
-            self._counts.hits += 1
-            self._entries.move_to_end(key)
-            return entry.handle
+            if handle is None:
+                self._store.counts.misses += 1
+            else:
+                self._store.counts.hits += 1
+        return handle
 
     def contains(self, key: Key) -> bool:
         """Whether something is under a key; no use of it."""
-        return key in self._entries
+        return key in self._store.entries
 
     __contains__ = contains
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._store.entries)
 
     def __bool__(self) -> bool:
         return True  # an empty cache is a cache
@@ -271,22 +220,15 @@ class ObjectCache:
     def touch(self, keys: Iterable[Key]) -> list[Key]:
         """Uses all keys of a request, before its new objects are put; returns those that nothing is under."""
         with self._lock:
-            missing = []
-            for key in keys:
-                if key in self._entries:
-                    self._entries.move_to_end(key)
-                else:
-                    missing.append(key)
-            return missing
+            return [key for key in keys if self._store.use(key) is None]
 
     def hold(self, key: Key) -> CacheHandle | None:
         """Keeps an object from eviction until ``release``, as often as it was held; None if nothing is under the key."""
         with self._lock:
-            entry = self._entries.get(key)
+            entry = self._store.use(key)
             if entry is None:
                 return None
             entry.holds += 1
-            self._entries.move_to_end(key)
             return entry.handle
 
     def release(self, key: Key, handle: CacheHandle | None = None) -> bool:
@@ -297,7 +239,7 @@ class ObjectCache:
             handle: what ``hold`` returned: a later object under the same key is then left alone.
         """
         with self._lock:
-            entry = self._entries.get(key)
+            entry = self._store.entries.get(key)
             if entry is None or not entry.holds or (handle is not None and entry.handle != handle):
                 return False
             entry.holds -= 1
@@ -306,122 +248,40 @@ class ObjectCache:
     def remove(self, key: Key) -> bool:
         """Takes an object out, held or not; whether there was one.  Readers that have it keep it."""
         with self._end.visit(), self._lock:
-            return self._forget(key)
+            return self._store.forget(key)
 
     def clear(self) -> int:
         """Takes everything out; returns how many objects.  No old handle will ever lead to a later object."""
         with self._end.visit(), self._lock:
-            count = len(self._entries)
-            for key in [*self._entries]:
-                self._forget(key)
+            count = len(self._store.entries)
+            for key in [*self._store.entries]:
+                self._store.forget(key)
             return count
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """What this thread puts in the block is taken out again if the block raises: a rejected request leaves nothing."""
-        opened = self._open_transactions()
-        stored: list[tuple[Key, CacheHandle]] = []
-        opened.append(stored)
+        mine = _Transaction()
+        self._open_transactions().add(mine)
         try:
             yield
         except BaseException:
-            with self._lock:
-                for key, handle in stored:
-                    if key in self._entries and self._entries[key].handle == handle:
-                        self._forget(key)
+            with suppress(Cancelled, ForkedError), self._end.visit(), self._lock:  # after those nothing is there
+                for key, handle in mine.puts:
+                    if key in self._store.entries and self._store.entries[key].handle == handle:
+                        self._store.forget(key)
             raise
-        finally:
-            opened.remove(stored)
 
-    def _open_transactions(self) -> list[list[tuple[Key, CacheHandle]]]:
+    def _open_transactions(self) -> weakref.WeakSet[_Transaction]:
+        """Those of this thread; one that is over is in nobody's hands any more."""
         if not hasattr(self._transactions, "opened"):
-            self._transactions.opened = []
-        opened: list[list[tuple[Key, CacheHandle]]] = self._transactions.opened
+            self._transactions.opened = weakref.WeakSet()
+        opened: weakref.WeakSet[_Transaction] = self._transactions.opened
         return opened
-
-    # ---- room -------------------------------------------------------------------------------------------------
-
-    def _claim(self, nbytes: int) -> int | Refusal:
-        """A slot for an object, after evicting what has to go."""
-        if nbytes > self._object_bytes_max:
-            return Refusal.OVERSIZE
-        slot = self._claim_evicting(nbytes)
-        if isinstance(slot, Refusal) and self._look_around(now=True):
-            return self._claim_evicting(nbytes)
-        return slot
-
-    def _claim_evicting(self, nbytes: int) -> int | Refusal:
-        length = align(nbytes, PAGE)
-        while True:
-            self._slots.collect()
-            excess = self._excess_bytes(length)
-            if self._objects.n_slots >= self._limit_slots:
-                slot: int | Refusal = Refusal.NO_SLOT
-            elif excess > 0:
-                slot = Refusal.NO_EXTENT
-            else:
-                slot = self._objects.claim(nbytes)
-            if not isinstance(slot, Refusal):
-                return slot
-            victims = self._victims(slot, length, excess)
-            if not victims:
-                return slot
-            for key in victims:
-                self._forget(key)
-                self._counts.evictions += 1
-
-    def _excess_bytes(self, length: int) -> int:
-        """By how much an extent of this length would go beyond what the cache may take."""
-        return self._used_bytes + self._objects.draining_bytes + length - self._limit_bytes
-
-    def _victims(self, refusal: Refusal, length: int, excess: int) -> list[Key]:
-        """What to evict, none if that would not help: a free range of ``length``, and ``excess`` bytes in all."""
-        idle = (key for key, entry in self._entries.items() if not entry.holds and not self._is_in_use(entry))
-        oldest = self._first(idle)
-        if refusal is Refusal.NO_SLOT or not oldest:
-            return oldest
-        if self._extent_bytes(self._entries[oldest[0]].slots[0]) >= max(length, excess):
-            return oldest
-        keys = [*oldest, *idle]
-        victims = [
-            eviction.Victim(self._slots.offsets[slot], self._slots.offsets[slot] + self._extent_bytes(slot), age)
-            for age, key in enumerate(keys)
-            for slot in self._entries[key].slots
-        ]
-        window = eviction.choose(self._slots.extents.free_ranges(), victims, length)
-        if window is None:
-            return []
-        chosen = {victim.age for victim in window}
-        for age in range(len(keys)):
-            if sum(self._entries[keys[each]].nbytes for each in chosen) >= excess:
-                return [keys[each] for each in sorted(chosen)]
-            chosen.add(age)
-        return []
-
-    @staticmethod
-    def _first(keys: Iterator[Key]) -> list[Key]:
-        return [key for key in [next(keys, None)] if key is not None]
-
-    def _is_in_use(self, entry: _Entry) -> bool:
-        return any(self._objects.is_held(slot) for slot in entry.slots)
-
-    def _extent_bytes(self, slot: int) -> int:
-        return self._slots.extents.length(self._slots.offsets[slot])
-
-    def _forget(self, key: Key) -> bool:
-        """Evicts what is under a key; the memory is free when nobody holds it."""
-        entry = self._entries.pop(key, None)
-        if entry is None:
-            return False
-        self._used_bytes -= entry.nbytes
-        for slot in entry.slots:
-            self._objects.evict(slot)
-        self._objects.scan()
-        return True
 
     def _uncached(self, refusal: Refusal, nbytes: int) -> Uncached:
         with self._lock:
-            self._counts.uncached[refusal.value] += 1
+            self._store.counts.uncached[refusal.value] += 1
         return Uncached(refusal.value, nbytes)
 
     def _look_around(self, *, now: bool = False) -> bool:
@@ -441,16 +301,16 @@ class ObjectCache:
     def statistics(self) -> CacheStatistics:
         """The cache in numbers, as of now."""
         with self._end.visit(), self._lock:
-            self._objects.scan()
-            counts = self._counts
+            store, counts = self._store, self._store.counts
+            store.objects.scan()
             return CacheStatistics(
-                objects=len(self._entries),
-                objects_held=sum(1 for entry in self._entries.values() if entry.holds),
+                objects=len(store.entries),
+                objects_held=sum(1 for entry in store.entries.values() if entry.holds),
                 slots_total=self._limit_slots,
-                slots_draining=self._objects.n_slots - sum(len(entry.slots) for entry in self._entries.values()),
+                slots_draining=store.objects.n_slots - sum(len(entry.slots) for entry in store.entries.values()),
                 bytes_capacity=self._limit_bytes,
-                bytes_in_use=self._used_bytes,
-                bytes_draining=self._objects.draining_bytes,
+                bytes_in_use=store.used_bytes,
+                bytes_draining=store.objects.draining_bytes,
                 puts_total=counts.puts,
                 bytes_copied=counts.bytes_copied,
                 evictions_total=counts.evictions,

@@ -66,8 +66,8 @@ class CacheReader:
         """The object, whose large buffers are views of the cache: it is held until the last of them is gone.
 
         Raises:
-            CacheMiss: it is no longer there.
-            InvalidHandle: the handle was altered, or is another cache's.
+            CacheMiss: it is no longer there; a subclass of InvalidHandle, so catch it first.
+            InvalidHandle: the handle was altered, or is another cache's: sending the object again does not help.
             whatever unpickling raises.
         """
         return self.get_many([handle])[0]

@@ -36,16 +36,16 @@ class AttachError(ArenaError):
     """A handle does not lead to its segment from here.  The text says which backing would, and why this one does not."""
 
 
-class CacheMiss(ArenaError):
-    """An object is no longer in the cache.  Send it again; ``keys`` lists every missing key of the call."""
+class InvalidHandle(ArenaError):
+    """A handle leads nowhere: it was altered, cut short, belongs to another segment, or is old (then a ``CacheMiss``)."""
+
+
+class CacheMiss(InvalidHandle):
+    """An authentic handle is old: its object is no longer in the cache.  Send it again; ``keys`` lists all that are missing."""
 
     def __init__(self, message: str, keys: tuple[bytes, ...] = ()) -> None:
         super().__init__(message)
         self.keys = keys
-
-
-class InvalidHandle(ArenaError):
-    """A handle was altered, cut short, or belongs to another segment.  Export it again."""
 
 
 class MessageLost(ArenaError):

@@ -84,8 +84,9 @@ def test_forged(name: str) -> None:
         handle = put(cache, "key", pages(1, 7))
         forged = dataclasses.replace(handle, **FORGED[name])
         for side in (reader, cache):
-            with pytest.raises(InvalidHandle):
+            with pytest.raises(InvalidHandle) as error:
                 side.get(forged)
+            assert not isinstance(error.value, CacheMiss), "nothing to send again"
             with pytest.raises(InvalidHandle):
                 side.get_many([handle, forged])
         cache.clear()
@@ -152,6 +153,21 @@ def test_case_65_a_failed_clear_leaves_nothing_half_cleared() -> None:
         assert cache.get_handle("key") is None
         assert cache.get_handle("key") != handle
         assert put(cache, "key", 1) != handle
+
+
+def test_an_old_handle_is_an_invalid_one_that_can_be_made_good() -> None:
+    """Whoever catches InvalidHandle catches it, too; whoever catches CacheMiss first sends the object again."""
+    with cache_of() as (cache, [reader]):
+        handle = put(cache, "key", 1)
+        cache.remove("key")
+        for side in (reader, cache):
+            with pytest.raises(InvalidHandle) as error:
+                side.get(handle)
+            assert isinstance(error.value, CacheMiss)
+            assert error.value.keys == (handle.key,)
+        again = pickle.loads(pickle.dumps(error.value))
+        assert isinstance(again, CacheMiss)
+        assert again.keys == (handle.key,)
 
 
 def test_a_miss_names_every_missing_key() -> None:

@@ -135,9 +135,9 @@ sys.stdin.readline()
             writer.kill()
 
 
-def test_case_60_threads_in_the_writer() -> None:
+@pytest.mark.parametrize("n_operations", [2_000, pytest.param(20_000, marks=pytest.mark.deep)])
+def test_case_60_threads_in_the_writer(n_operations: int) -> None:
     """Four threads put, get, touch, hold and clear: no hang, no error, and the sums are those of the objects."""
-    n_operations = 2_000
     sizes = {f"key{i}": 1 + i % 3 for i in range(40)}
     with cache_of(pages=32, n_readers=1, max_objects=64) as (cache, [reader]):
 

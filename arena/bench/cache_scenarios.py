@@ -11,7 +11,16 @@ from arena.bench import readers
 from arena.bench.harness import Figure, Sample, figure, interleaved, ratio, timed
 from arena.bench.peers import shared_buffer
 from arena.bench.scenarios import SEND_TIMEOUT_S, Bench, image, megabytes
-from arena.tools.transports import ArenaEndpoint, ArenaReader, ArenaWriter, Endpoint, Reader, now_ns
+from arena.tools.transports import (
+    ArenaEndpoint,
+    ArenaReader,
+    ArenaWriter,
+    Endpoint,
+    OutOfBandWriter,
+    Reader,
+    Writer,
+    now_ns,
+)
 
 SMALL_BYTES = 1_000_000
 
@@ -98,28 +107,32 @@ def cache_put(bench: Bench) -> Iterator[Figure]:
 
 
 def cache_repeat(bench: Bench) -> Iterator[Figure]:
-    """An image that all readers have seen, by its handle, against sending it again."""
+    """An image that all readers have seen, by its handle, against sending it again: as engines do, and through the arena."""
     count, nbytes = bench.scale.readers_many, bench.scale.large_bytes
     source = image(nbytes)
-    writer = CacheQueueWriter(count)
-    with bench.pool.connected(writer, count):
-        writer.cache.put("image", source)
-        with bench.pool.following(writer, count):
+    arena, zmq = CacheQueueWriter(count), OutOfBandWriter(count)
+    with bench.pool.connected(arena, count, "arena"), bench.pool.connected(zmq, count, "zmq"):
+        arena.cache.put("image", source)
 
-            def arrival(name: str, send: Callable[[], None]) -> dict[str, Sample]:
-                sent = timed(send)
+        def arrival(name: str, writer: Writer, end: str, body: Callable[[], object]) -> dict[str, Sample]:
+            with bench.pool.following(writer, count, end):
+                writer.send((True, None), SEND_TIMEOUT_S)
+                bench.pool.answers(count)  # all of them wait
+                sent = timed(lambda: writer.send((True, body()), SEND_TIMEOUT_S))
                 return {name: sent.until(max(bench.pool.answers(count)))}
 
-            samples = interleaved(
-                [
-                    lambda: arrival("again", lambda: writer.send((True, source), SEND_TIMEOUT_S)),
-                    lambda: arrival("handle", lambda: writer.send((True, writer.cache.get_handle("image")), SEND_TIMEOUT_S)),
-                ],
-                bench.scale.rounds,
-            )
+        samples = interleaved(
+            [
+                lambda: arrival("handle", arena, "arena", lambda: arena.cache.get_handle("image")),
+                lambda: arrival("arena", arena, "arena", lambda: source),
+                lambda: arrival("zmq", zmq, "zmq", lambda: source),
+            ],
+            bench.scale.rounds,
+        )
     name = f"a repeated image of {megabytes(nbytes)} until the last of {count} readers has it"
     yield figure(name, [sample.wall_ns / 1e3 for sample in samples["handle"]], "us", None)
-    yield ratio(f"{name} ÷ sending it again", samples["handle"], samples["again"], limit=0.01)
+    yield ratio(f"{name} ÷ sending it again, pickled over zmq", samples["handle"], samples["zmq"], limit=0.01)
+    yield ratio(f"{name} ÷ sending it again through the arena", samples["handle"], samples["arena"], limit=None)
 
 
 CACHE_SCENARIOS: Mapping[str, Callable[[Bench], Iterator[Figure]]] = {

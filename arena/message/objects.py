@@ -35,9 +35,20 @@ class ObjectEncoder(Encoder):
 
     def __init__(self, slots: SlotWriter) -> None:
         super().__init__(slots, divert_bytes=0, copy_threads=1)
+        self._lent: dict[int, Grant] = {}
+
+    def pack(self, value: object) -> PackedObject:
+        """An object, as it will lie in its extent."""
+        self._lent = {}
+        message = self.encode(value)
+        return PackedObject(message, [*self._lent.values()])
 
     def _claim(self, nbytes: int) -> int | None:
         return None
+
+    def _in_loan(self, slot: int, within: int, nbytes: int, inline: Kind) -> Buffer:
+        self._lent.setdefault(slot, self._slots.grant(slot))
+        return super()._in_loan(slot, within, nbytes, inline)
 
     def _gather(self, t: torch.Tensor) -> Buffer:
         """A tensor with gaps is copied straight into the extent later: no address, only the tensor."""
@@ -51,11 +62,11 @@ class PackedObject:
 
     Attributes:
         nbytes: what the extent must have.
-        loans: slots that hold buffers of the object already.
+        loans: slots that hold buffers of the object already, and the generations under which they are lent.
     """
 
-    def __init__(self, message: Encoded) -> None:
-        self.loans = message.slots
+    def __init__(self, message: Encoded, loans: list[Grant]) -> None:
+        self.loans = loans
         self._parts = message.pickle_parts
         self._pickle_bytes = message.pickle_bytes
         header_bytes = codec.header_bytes(1 + len(self.loans), len(message.buffers))

@@ -56,20 +56,30 @@ class ObjectWriter:
 
     # ---- put --------------------------------------------------------------------------------------------------
 
-    def claim(self, nbytes: int) -> int | Refusal:
-        """A free slot, never a draining one, with an extent of ``nbytes`` and a closed generation."""
-        slot = self._slots.claim(nbytes, KIND_OBJECT)
+    def claim(self, nbytes: int, taken: dict[int, None] | None = None) -> int | Refusal:
+        """A free slot, never a draining one, with an extent of ``nbytes`` and a closed generation.
+
+        Args:
+            nbytes: of the extent.
+            taken: where the slot is written down before it is taken.
+        """
+        slot = self._slots.claim(nbytes, KIND_OBJECT, {} if taken is None else taken)
         if not isinstance(slot, Refusal):
+            self._lent[slot] = 0
             self._slots.adopt(slot)
         return slot
+
+    def is_loan(self, lent: Grant) -> bool:
+        """Whether a slot is still the unpublished loan that it was under this generation."""
+        return self._slots.states[lent.slot] is State.LOANED and self._slots.grant(lent.slot) == lent
 
     def adopt(self, slot: int) -> bool:
         """Makes an unpublished loan an object's slot, closed; False if it is no loan any more."""
         generations = self._slots.generations
         lent_as = generations[slot]
+        self._loans[slot], self._lent[slot] = lent_as, 1 << self._slots.loan_row  # first: nothing is free without them
         if not self._slots.adopt(slot):
             return False
-        self._loans[slot], self._lent[slot] = lent_as, 1 << self._slots.loan_row
         generations[slot] = lent_as + 1 | 1
         return True
 
@@ -90,23 +100,43 @@ class ObjectWriter:
         """A claimed slot will not be published: it is free again."""
         self._slots.free(slot)
 
+    def give_up(self, slot: int) -> None:
+        """What was taken for an object that will not be, at whatever step: free when nobody holds it.  A loan stays one."""
+        if slot in self._open:
+            self.evict(slot)
+        elif self._slots.states[slot] is State.OBJECT and self._lent[slot]:
+            self._draining[slot] = _Draining(int(self._slots.generations[slot]) - 1)
+        elif self._slots.states[slot] in (State.OBJECT, State.CLAIMED):
+            self.abort(slot)
+
     # ---- eviction ---------------------------------------------------------------------------------------------
 
     def evict(self, slot: int) -> None:
         """Closes the generation: no get succeeds from now on, and what holds it already keeps the bytes."""
-        generation = self._open.pop(slot)
+        generation = self._open[slot]
         self._slots.generations[slot] = generation + 1
         lib.arena_object_evict(self._mapping, slot, generation + 1)  # [object.evict]
-        self._draining[slot] = _Draining(generation, fences=self._fences.pop((slot, generation), []))
+        self._draining[slot] = _Draining(generation, fences=self._fences.get((slot, generation), []))
+        del self._open[slot]  # cut short before this, it is done again
+        self._fences.pop((slot, generation), None)
+
+    def is_open(self, slot: int) -> bool:
+        """Whether gets succeed."""
+        return bool(self._open.get(slot) == self._slots.generations[slot])
 
     def scan(self) -> int:
         """Looks at the rows of what drains, and frees what nobody holds any more; returns how many slots."""
-        freed = [slot for slot, draining in self._draining.items() if self._is_drained(slot, draining)]
-        for slot in freed:
+        drained = [slot for slot, draining in self._draining.items() if self._is_drained(slot, draining)]
+        for slot in drained:
+            if self._is_closed(slot, self._draining[slot].generation):  # else it is free: a scan was cut short behind that
+                self._lent[slot] = 0
+                self._slots.free(slot)
             del self._draining[slot]
-            self._lent[slot] = 0
-            self._slots.free(slot)
-        return len(freed)
+        return len(drained)
+
+    def _is_closed(self, slot: int, generation: int) -> bool:
+        """Whether a slot is still that of the object that had this generation."""
+        return self._slots.states[slot] is State.OBJECT and bool(self._slots.generations[slot] == generation + 1)
 
     def _is_drained(self, slot: int, draining: _Draining) -> bool:
         draining.clear = lib.arena_object_scan(

@@ -106,10 +106,16 @@ class SlotWriter:
 
     # ---- the life of a slot -----------------------------------------------------------------------------------
 
-    def claim(self, nbytes: int, kind: int = KIND_MESSAGE) -> int | Refusal:
+    def claim(self, nbytes: int, kind: int = KIND_MESSAGE, taken: dict[int, None] | None = None) -> int | Refusal:
         """A free slot with an extent of ``nbytes`` (> 0) and a new generation; a refusal changes nothing.
 
         An object's slot has an odd generation until the object is published.
+
+        Args:
+            nbytes: of the extent.
+            kind: of the slot.
+            taken: where the slot is written down before it is taken, so that no exception of a signal handler loses it; by
+                default with the message that is being made.
         """
         if nbytes > self.capacity_bytes:
             return Refusal.OVERSIZE if self.capacity_bytes else Refusal.NO_ARENA
@@ -119,9 +125,9 @@ class SlotWriter:
             offset = self.extents.take(nbytes)
             if offset is None:
                 return Refusal.NO_EXTENT
-            slot = self._free.pop()
-            if kind == KIND_MESSAGE:
-                self._pending[slot] = None
+            slot = self._free[-1]
+            (self._pending if taken is None else taken)[slot] = None
+            self._free.pop()
             self.offsets[slot], self.lengths[slot] = offset, nbytes
             generation = self.generations[slot] + 1
             self.generations[slot] = generation | 1 if kind == KIND_OBJECT else generation
@@ -226,13 +232,17 @@ class SlotWriter:
     def free(self, slot: int) -> None:
         """Nobody holds the slot: it and its extent can be claimed again."""
         with self.lock:
-            self.states[slot] = State.FREE
-            self.required[slot] = 0
-            self._sent.pop(slot, None)
-            self._loans.pop(slot, None)
-            self._pending.pop(slot, None)
-            self._free.append(slot)
-            self.extents.give(self.offsets[slot])  # last: cut short, it is a range too few, never one taken twice
+            try:
+                self.states[slot] = State.FREE
+                self.required[slot] = 0
+                self._sent.pop(slot, None)
+                self._loans.pop(slot, None)
+                self._pending.pop(slot, None)
+                self._free.append(slot)
+                self.extents.give(self.offsets[slot])
+            except BaseException:  # a signal handler's: half freed, it would be freed twice
+                self.restore()
+                raise
 
     def open_own_grant(self, slot: int) -> Any:
         """The writer's own grant of a slot, held by the tensors over a loan; its drop is the writer's release."""
@@ -252,20 +262,25 @@ class SlotWriter:
     def recover(self, position: int, now: int) -> None:
         """Settles a message that a signal handler's exception cut short, wherever it did.
 
-        Its slots go the way of the message: out, if the ring has moved on from ``position`` to ``now``, else free.  The
-        free lists are made anew, as the exception may have come between two changes of them.
+        Its slots go the way of the message: out, if the ring has moved on from ``position`` to ``now``, else free.
         """
+        with self.lock:
+            self.restore()
+            for slot in list(self._pending):
+                if self.states[slot] is State.PUBLISHED and now != position:
+                    self.enqueue([slot], position)
+                else:
+                    self.abort([slot])
+
+    def restore(self) -> None:
+        """Makes the lists anew, by the states: an exception may have come between two changes of them."""
         with self.lock:
             taken = {slot for slot, state in enumerate(self.states) if state is not State.FREE}
             self.extents.restore({self.offsets[slot]: self.lengths[slot] for slot in taken})
             self._free = [slot for slot in reversed(range(len(self.states))) if slot not in taken]
-            for slot in list(self._pending):
-                if slot not in taken:
-                    del self._pending[slot]
-                elif self.states[slot] is State.PUBLISHED and now != position:
-                    self.enqueue([slot], position)
-                else:
-                    self.abort([slot])
+            self._sent = {slot: position for slot, position in self._sent.items() if slot in taken}
+            self._loans = {slot: None for slot in self._loans if slot in taken}
+            self._pending = {slot: None for slot in self._pending if slot in taken}
 
     def reclaim(self, rank: int) -> None:
         """A dead reader owes nothing any more, in any slot, for good; its rows are zeroed for its successor.

@@ -32,15 +32,17 @@ PART_OF = {
     "clear_entry": "reclaim",
     "close": "shutdown",
     "recover": "abort",
+    "restore": "abort",
+    "give_up": "abort",
     "drop_all": "drop",
 }
 # A loan may become an object's slot, whose model is another one.
 ELSEWHERE = {"loan_at", "open_own_grant", "adopt", "held_by"}
 # Changes nothing.
 LOOKS = {
-    "closed", "consumed", "draining_bytes", "entries", "entry", "grant", "grant_to_be", "impossible_rows", "is_held", "lag",
-    "members", "members_changed", "n_slots", "owes", "pointer", "position", "private", "quarantined", "record",
-    "record_footprint", "usage", "watch", "writer_closed",
+    "begin", "begun", "closed", "consumed", "draining_bytes", "entries", "entry", "grant", "grant_to_be",
+    "impossible_rows", "is_held", "is_loan", "is_open", "lag", "look_due", "members", "n_slots", "owes", "plain",
+    "pointer", "position", "private", "quarantined", "record", "record_footprint", "usage", "watch", "writer_closed",
 }  # fmt: skip
 
 
@@ -54,6 +56,7 @@ def functions_of(module: ModuleType) -> set[str]:
             found.add(name)
         elif inspect.isclass(value) and not issubclass(value, (tuple, int)) and hasattr(value, "__dict__"):
             found |= {each for each, member in vars(value).items() if not each.startswith("_") and callable_member(member)}
+            found |= {each for each, kind in vars(value).get("__annotations__", {}).items() if kind.startswith("Callable")}
     return found
 
 

@@ -1,0 +1,291 @@
+"""Puts that are cut short, by an exception anywhere or by another thread, lose nothing; and no lock waits for another."""
+
+from __future__ import annotations
+
+import dis
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache, partial
+from itertools import pairwise
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+import torch
+from cache_support import PAGE, cache_of, is_there, pages, put
+from support import WATCHDOG_S, queue_of
+
+import arena
+from arena import ArenaConfig, CacheHandle, MessageQueue, ObjectCache
+from arena.errors import ArenaError
+from arena.message.objects import PackedObject
+
+SLOTS = 8
+ROOM = ArenaConfig(capacity_bytes=16 * PAGE, slots=SLOTS, divert_bytes=PAGE)
+WHERE = {"cache.py", "cache_store.py", "objects.py", "slots.py", "extents.py"}
+
+
+@contextmanager
+def room() -> Iterator[tuple[MessageQueue, MessageQueue, ObjectCache]]:
+    """A queue with a cache in it that may take all."""
+    with queue_of(arena=ROOM) as (writer, [reader]):
+        yield writer, reader, writer.object_cache(reserve_bytes=0, reserve_slots=0)
+
+
+def lent(writer: MessageQueue, value: int) -> torch.Tensor:
+    loan = writer.loan((PAGE,), torch.uint8)
+    return loan.fill_(value)
+
+
+# ---- loans ----------------------------------------------------------------------------------------------------------
+
+
+def enqueue_during_the_copy(patch: pytest.MonkeyPatch, writer: MessageQueue, loan: torch.Tensor) -> None:
+    """As another thread does it, behind the encoding and before the publication."""
+    write = PackedObject.write
+
+    def enqueue_and_write(self: PackedObject, *arguments: Any) -> int:
+        patch.undo()
+        writer.enqueue(loan, timeout=WATCHDOG_S)
+        return write(self, *arguments)
+
+    patch.setattr(PackedObject, "write", enqueue_and_write)
+
+
+def test_a_put_whose_loan_is_enqueued_meanwhile_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with room() as (writer, reader, store):
+        first, second = lent(writer, 1), lent(writer, 2)
+        enqueue_during_the_copy(monkeypatch, writer, second)
+        with pytest.raises(ValueError, match="a loan was enqueued or put by another thread"):
+            store.put("key", {"first": first, "second": second, "beside": pages(2, 3)})
+        assert "key" not in store
+        got: Any = reader.dequeue(WATCHDOG_S)
+        assert (got == 2).all()
+        before = writer.statistics().loaned_total
+        writer.enqueue(first)  # it is still a loan: nothing is copied
+        assert writer.statistics().loaned_total == before + 1
+        other: Any = reader.dequeue(WATCHDOG_S)
+        assert (other == 1).all()
+        del first, second, got, other
+        assert writer.statistics().slots_free == SLOTS
+
+
+def test_a_put_whose_loan_has_gone_and_come_again_meanwhile_takes_nothing_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot is lent again, under another generation, when the put comes to it."""
+    with room() as (writer, reader, store):
+        value = [lent(writer, 1)]
+        again: list[torch.Tensor] = []
+        write = PackedObject.write
+
+        def lend_again(self: PackedObject, *arguments: Any) -> int:
+            writer.enqueue(value.pop())
+            reader.dequeue(WATCHDOG_S)
+            again.append(lent(writer, 2))
+            return write(self, *arguments)
+
+        monkeypatch.setattr(PackedObject, "write", lend_again)
+        with pytest.raises(ValueError, match="a loan was enqueued"):
+            store.put("key", value)
+        writer.enqueue(again.pop())
+        got: Any = reader.dequeue(WATCHDOG_S)
+        assert (got == 2).all()
+        del got
+        assert writer.statistics().slots_free == SLOTS
+
+
+def test_one_loan_that_two_threads_put_is_one_object() -> None:
+    with room() as (writer, reader, store):
+        readers = reader.cache_reader()
+        for _ in range(50):
+            loan = lent(writer, 7)
+            found: list[Any] = []
+
+            def put_it(key: str, value: object, found: list[Any]) -> None:
+                with suppress(ValueError):  # the other one was faster
+                    found.append(store.put(key, value))
+
+            together([partial(put_it, key, [loan, pages(1, 8)], found) for key in ("one", "other")])
+            handles = [each for each in found if isinstance(each, CacheHandle)]
+            assert handles
+            for handle in handles:
+                got: Any = readers.get(handle)
+                assert (got[0] == 7).all()
+                assert (got[1] == 8).all()
+                del got
+            store.clear()
+            del loan
+        assert writer.statistics().slots_free == SLOTS
+
+
+# ---- exceptions -----------------------------------------------------------------------------------------------------
+
+
+class Cut(BaseException):
+    """What a signal handler raises."""
+
+
+@cache
+def places(code: CodeType) -> frozenset[int]:
+    """Where the interpreter runs signal handlers: behind calls, and at the start of a function."""
+    path = Path(code.co_filename)
+    if path.name not in WHERE or not path.is_relative_to(Path(arena.__file__).parent):
+        return frozenset()
+    steps = pairwise(dis.get_instructions(code))
+    return frozenset(after.offset for before, after in steps if before.opname.startswith(("CALL", "RESUME")))
+
+
+def cut_at(place: int, call: Callable[[], object]) -> bool:
+    """Calls a function and raises in it, at the n-th place where a signal handler can; whether it came so far."""
+    left = place
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        here = places(frame.f_code)
+        if not here:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode" and frame.f_lasti in here:
+            left -= 1
+            if left == -1:
+                raise Cut
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except Cut:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_an_exception_anywhere_in_a_put_that_evicts_and_takes_a_loan_over_loses_nothing() -> None:
+    with room() as (writer, reader, store):
+        readers = reader.cache_reader()
+        place = 0
+        while True:
+            old = put(store, "old", pages(8, 1))
+            put(store, "key", pages(4, 2))
+            held: Any = readers.get(old) if place % 3 == 0 else None
+            loan = lent(writer, 3)
+
+            was_reached = cut_at(place, partial(store.put, "key", {"loan": loan, "beside": pages(9, 4)}))
+            now = store.statistics()
+            assert now.bytes_in_use + now.bytes_draining <= 16 * PAGE, place
+            handle = store.get_handle("key")
+            if handle is not None:
+                got: Any = readers.get(handle)
+                assert isinstance(got, torch.Tensor) or (got["beside"] == 4).all()
+                del got
+            assert held is None or (held == 1).all(), place
+            del held, loan
+            store.clear()
+            assert writer.statistics().slots_free == SLOTS, place
+            assert writer.statistics().bytes_in_use == 0, place
+            assert store.statistics().bytes_in_use == store.statistics().bytes_draining == 0, place
+            assert store.put("all", pages(16, 5)), place
+            store.clear()
+            assert not is_there(readers, old), place
+            place += 1
+            if not was_reached:
+                break
+        assert place > 100
+
+
+@pytest.mark.parametrize("name", ["remove", "clear", "statistics", "transaction"])
+def test_an_exception_anywhere_in_another_call_loses_nothing(name: str) -> None:
+    with cache_of(pages=8, max_objects=SLOTS) as (store, [reader]):
+
+        def transaction() -> None:
+            with suppress(ZeroDivisionError), store.transaction():
+                put(store, "c", pages(1, 3))
+                raise ZeroDivisionError
+
+        call = {"remove": lambda: store.remove("a"), "transaction": transaction}.get(name) or getattr(store, name)
+        was_reached, place = True, 0
+        while was_reached:
+            handle = put(store, "a", pages(2, 1))
+            put(store, "b", pages(2, 2))
+            held = [reader.get(handle)]
+            store.remove("b") if name == "statistics" else None
+            was_reached = cut_at(place, call)
+            held.clear()
+            store.clear()
+            now = store.statistics()
+            assert (now.bytes_in_use, now.bytes_draining, now.slots_draining, now.objects) == (0, 0, 0, 0), place
+            assert store.put("all", pages(8)), place
+            store.clear()
+            place += 1
+        assert place > 3
+
+
+# ---- transactions ---------------------------------------------------------------------------------------------------
+
+
+def test_transactions_nest() -> None:
+    with cache_of() as (store, _):
+        with suppress(ZeroDivisionError), store.transaction():
+            with store.transaction():
+                pass
+            put(store, "a", 1)
+            raise ZeroDivisionError
+        assert "a" not in store
+
+
+def test_a_transaction_that_ends_after_shutdown_raises_what_ended_it() -> None:
+    with ObjectCache(4 * PAGE, 0) as store:
+
+        def rejected() -> None:
+            with store.transaction():
+                put(store, "a", 1)
+                store.shutdown()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            rejected()
+
+
+# ---- locks ----------------------------------------------------------------------------------------------------------
+
+
+def together(calls: list[Callable[[], object]]) -> None:
+    """Runs functions at once, in threads; fails where one does not come back."""
+    start = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], object]) -> None:
+        start.wait(WATCHDOG_S)
+        call()
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WATCHDOG_S)
+    assert not any(thread.is_alive() for thread in threads), "they wait for one another"
+
+
+def test_puts_statistics_and_shutdown_at_once_never_wait_for_one_another() -> None:
+    """The cache is full of what a reader holds, so that each put looks around; the queue's statistics look at its slots."""
+    for _ in range(30):
+        with room() as (writer, reader, store):
+            readers = reader.cache_reader()
+            held = [readers.get(put(store, f"held{i}", pages(2, i))) for i in range(SLOTS)]
+            done = threading.Event()
+
+            def often(call: Callable[[], object], done: threading.Event = done) -> None:
+                with suppress(ArenaError):
+                    while not done.is_set():
+                        call()
+
+            def end(writer: MessageQueue = writer, done: threading.Event = done) -> None:
+                done.wait(0.01)
+                writer.shutdown()
+                done.set()
+
+            puts = [partial(store.put, key, pages(1)) for key in ("one", "two")]
+            together([*(partial(often, call) for call in (*puts, writer.statistics, store.statistics, store.clear)), end])
+            del held
