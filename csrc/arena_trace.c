@@ -6,6 +6,8 @@
  * become.  An event is stamped before and after its access, from one counter in the segment.  Python's events come
  * through the calls below; a release is logged here, because no Python runs when a tensor's storage dies.
  */
+#undef ARENA_NO_TRACE /* leaves out the callers' branches, not the log */
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>

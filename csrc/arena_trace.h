@@ -28,6 +28,11 @@ _Static_assert(sizeof(struct arena_trace_header) == 128, "arena/shm/trace.py: HE
 #define ARENA_TRACE_RELEASE 0
 #define ARENA_TRACE_RELEASE_HOLD 1
 
-extern int arena_trace_on; /* off, an event that is logged in C costs one load and one predicted branch */
+/* Off, an event that is logged in C costs two loads and predicted branches; `python -m fuzz.steps_cost trace` measures it. */
+#ifdef ARENA_NO_TRACE
+#define arena_trace_on 0
+#else
+extern int arena_trace_on;
+#endif
 
 #endif

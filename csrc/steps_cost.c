@@ -30,9 +30,10 @@ static int take_through(arena_mapping *m, arena_ring_writer *w, arena_ring_reade
     const uint64_t required = 1;
     uint64_t offset, nbytes, impossible = 0;
     uint8_t is_free;
-    char record[64] = {0};
+    char record[64] = {0}, *parts[] = {record};
+    const uint64_t sizes[] = {sizeof record};
     arena_slot_claim(m, slot, generation, 0, EXTENT, 1);
-    if (arena_ring_send_bytes(w, record, sizeof record) != ARENA_OK) return 0;
+    if (arena_ring_send(w, sizeof record, parts, sizes, 1) != ARENA_OK) return 0;
     if (arena_ring_read(r) != ARENA_OK) return 0;
     if (arena_slot_lease(m, slot, generation, &offset, &nbytes) != ARENA_OK) return 0;
     arena_ring_finish(r);

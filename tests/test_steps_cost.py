@@ -18,7 +18,8 @@ def test_with_and_without_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_the_comparison_runs() -> None:
-    with_steps, without, steps = steps_cost.compare(rounds=2, messages=1000)
+@pytest.mark.parametrize("left_out", [steps_cost.STEPS, steps_cost.TRACE])
+def test_the_comparison_runs(left_out: str) -> None:
+    with_steps, without, steps = steps_cost.compare(rounds=2, messages=1000, left_out=left_out)
     assert len(with_steps) == len(without) == 2
     assert steps > 10
