@@ -13,16 +13,16 @@ import pytest
 import z3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lockstep_ring_arithmetic import place_of_record
+from ring_arithmetic import PAD, REWIND_BYTES, find
+from ring_arithmetic_in_c import find_in_c, run_in_c, run_in_python
 
 from arena.errors import CorruptError
 from arena.message import codec
 from arena.message.codec import Buffer, Kind
 from arena.protocol.ring import record_footprint
 from arena.protocol.slots import Grant
-from arena.shm.layout import PID_BITS, START_BITS, MemberWord, State
+from arena.shm.layout import PAGE, PID_BITS, START_BITS, MemberWord, State
 from arena.shm.native import lib
-from spec.refine import PAD
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -86,24 +86,25 @@ def test_room_is_right_across_the_wrap_of_positions() -> None:
     assert solver.check() == z3.unsat
 
 
+sizes = st.one_of(st.integers(0, 2040), st.integers(0, 300_000))
+capacities = st.sampled_from([PAGE, 3 * PAGE, 2 * REWIND_BYTES])
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2040), st.integers(0, 3)), max_size=60))
-def test_the_twin_of_reserve_is_the_c_code(records: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(sizes, st.integers(0, 3)), max_size=60), capacities)
+def test_the_twin_of_the_ring_is_the_c_code(records: list[tuple[int, int]], capacity: int) -> None:
     """The same decisions and places, record by record, with a reader that falls behind and catches up."""
-    from lockstep_ring_arithmetic import run_in_c, run_in_python
-
-    assert run_in_python(records) == run_in_c(records)
+    assert run_in_python(records, capacity) == run_in_c(records, capacity)
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(1, 2**20).map(lambda pages: pages * 4096), st.integers(0, 2**40))
-def test_a_record_never_crosses_the_end(position: int, capacity: int, nbytes: int) -> None:
-    position -= position % 8
-    footprint = record_footprint(nbytes)
-    if footprint <= capacity:
-        padding, offset = place_of_record(position, capacity, nbytes)
-        assert offset + footprint <= capacity
-        assert padding in (0, capacity - position % capacity)
-        assert nbytes < PAD
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.integers(0, 4 * PAGE), st.integers(0, PAGE), st.one_of(words, st.integers(0, PAGE), st.just(PAD)), st.data())
+def test_the_twin_refuses_what_the_c_code_refuses(position: int, ahead: int, word: int, data: st.DataObject) -> None:
+    """Whatever the words of the ring are: the length where the reader stands, and the one at the start."""
+    ring = {position % PAGE // 8 * 8: word}
+    ring.setdefault(0, data.draw(st.one_of(words, st.integers(0, PAGE)), "at the start"))
+    published = position + ahead
+    assert find(position, published, PAGE, lambda at: ring.get(at, 0)) == find_in_c(position, published, PAGE, ring)
 
 
 # ---- CrossHair ------------------------------------------------------------------------------------------------------
@@ -132,6 +133,37 @@ def test_crosshair_would_find_one(tmp_path: Path) -> None:
     )
     done = crosshair(20, wrong)
     assert done.returncode == 1
+    assert "AssertionError" in done.stdout
+
+
+# Where, what, instead of what: each breaks a contract for few values.
+FAULTS = {
+    "reserve": ("tests/spec/ring_arithmetic.py", "takes > to_end or", "takes > to_end + 8 or"),
+    "find": ("tests/spec/ring_arithmetic.py", "footprint(nbytes) > available", "nbytes > available"),
+    "payload": ("arena/message/codec.py", "sum(inline_bytes) != len", "sum(inline_bytes) > len"),
+    "buffers": ("arena/message/codec.py", "buffer.grant >= self._n_grants", "buffer.grant > self._n_grants"),
+    "layout": ("arena/shm/layout.py", "return align(self.n_slots * WORD_BYTES, LINE)", "return self.n_slots * WORD_BYTES"),
+    "extents": ("arena/protocol/extents.py", "if offset + length <= end:", "if offset + length <= end + PAGE:"),
+}
+PURE = (
+    "tests/spec/contracts.py", "tests/spec/ring_arithmetic.py", "arena/errors.py", "arena/message/codec.py",
+    "arena/protocol/extents.py", "arena/shm/layout.py",
+)  # fmt: skip
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_crosshair_finds_a_fault_in_what_it_searches(fault: str, tmp_path: Path) -> None:
+    """In a copy of the pure modules."""
+    where, right, wrong = FAULTS[fault]
+    for name in PURE:
+        text = (ROOT / name).read_text()
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text.replace(right, wrong) if name == where else text)
+        assert name != where or right in text
+    done = crosshair(20, tmp_path / "tests/spec/contracts.py")
+    assert done.returncode == 1, done.stdout + done.stderr
     assert "AssertionError" in done.stdout
 
 
