@@ -96,6 +96,6 @@ int arena_copy_cold(int fd, uint64_t file_offset, char *to, const char *from, ui
         if (n == 0) return ENOSPC;
         written += (uint64_t)n;
     }
-    uint64_t ahead = (uintptr_t)to % ARENA_PAGE;
+    uint64_t ahead = (uintptr_t)to % (uint64_t)sysconf(_SC_PAGESIZE);
     return arena_populate(to - ahead, nbytes + ahead, 0);
 }

@@ -4,11 +4,11 @@
  * these structs when the package is imported.
  *
  *   page 0      header: identity, then the shared words of ring and writer, a cache line each
- *   4096        member table: one entry per reader
+ *   4096        member table: one entry per reader (so on every kernel, whatever its page)
  *   ...         slot table: one entry per slot, written by the writer only
  *   ...         done rows: one row per reader and one for the writer's loans, a u64 per slot
  *   ...         hold rows: the same shape, for object slots
- *   page        ring
+ *   page        ring (the kernel's page: 4, 16 or 64 KiB)
  *   page        data area (a mapping of its own, so that readers may map it read-only or private)
  */
 #ifndef ARENA_LAYOUT_H
@@ -19,7 +19,7 @@
 
 #define ARENA_MAGIC 0x31414e4552415f5full /* "__ARENA1" */
 #define ARENA_VERSION 1
-#define ARENA_PAGE 4096
+#define ARENA_PAGE 4096 /* the least that a kernel's page is */
 #define ARENA_LINE 64
 
 struct arena_header {

@@ -80,7 +80,7 @@ class Words:
             position += record_footprint(nbytes)
 
     def _member(self, row: int) -> int:
-        return (layout.PAGE + row * layout.MEMBER_BYTES) // 8
+        return (layout.MEMBERS_OFFSET + row * layout.MEMBER_BYTES) // 8
 
 
 def words_of(segment: Any) -> Words:

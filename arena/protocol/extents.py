@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-PAGE = 4096
+from arena.shm.layout import PAGE
 
 
 class Extents:

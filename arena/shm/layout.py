@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from enum import IntEnum
 
-PAGE = 4096
+PAGE = mmap.PAGESIZE  # 4, 16 or 64 KiB: what is mapped, populated or discarded begins and ends at one
+MEMBERS_OFFSET = 4096  # the header has this much, on every kernel
 LINE = 64
 
 MAGIC = 0x31414E4552415F5F
@@ -60,7 +62,7 @@ class Layout:
 
     @property
     def slots_offset(self) -> int:
-        return align(PAGE + self.n_readers * MEMBER_BYTES, LINE)
+        return align(MEMBERS_OFFSET + self.n_readers * MEMBER_BYTES, LINE)
 
     @property
     def row_bytes(self) -> int:
