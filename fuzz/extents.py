@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from arena.protocol.extents import PAGE, Extents
+from arena.protocol.extents import Extents
+from arena.shm.layout import PAGE
 from fuzz.session import Session, expect
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from arena.protocol.extents import PAGE, Extents
+from arena.protocol.extents import Extents
+from arena.shm.layout import PAGE
 
 PAGES = 24
 
