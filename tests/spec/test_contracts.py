@@ -110,7 +110,7 @@ def test_the_twin_refuses_what_the_c_code_refuses(position: int, ahead: int, wor
 # ---- CrossHair ------------------------------------------------------------------------------------------------------
 
 
-def crosshair(seconds: float, contracts: Path = HERE / "contracts.py") -> subprocess.CompletedProcess[str]:
+def crosshair(seconds: float, contracts: Path | str = HERE / "contracts.py") -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable, "-m", "crosshair", "check", "--analysis_kind=asserts", f"--per_condition_timeout={seconds}",
         str(contracts),
@@ -136,14 +136,38 @@ def test_crosshair_would_find_one(tmp_path: Path) -> None:
     assert "AssertionError" in done.stdout
 
 
-# Where, what, instead of what: each breaks a contract for few values.
+# Which contract each breaks, for few values; where, what, and instead of what.
 FAULTS = {
-    "reserve": ("tests/spec/ring_arithmetic.py", "takes > to_end or", "takes > to_end + 8 or"),
-    "find": ("tests/spec/ring_arithmetic.py", "footprint(nbytes) > available", "nbytes > available"),
-    "payload": ("arena/message/codec.py", "sum(inline_bytes) != len", "sum(inline_bytes) > len"),
-    "buffers": ("arena/message/codec.py", "buffer.grant >= self._n_grants", "buffer.grant > self._n_grants"),
-    "layout": ("arena/shm/layout.py", "return align(self.n_slots * WORD_BYTES, LINE)", "return self.n_slots * WORD_BYTES"),
-    "extents": ("arena/protocol/extents.py", "if offset + length <= end:", "if offset + length <= end + PAGE:"),
+    "a_record_lies_in_the_ring_and_overwrites_nothing": (
+        "tests/spec/ring_arithmetic.py",
+        "takes > to_end or",
+        "takes > to_end + 8 or",
+    ),
+    "a_reader_stays_in_what_was_published": (
+        "tests/spec/ring_arithmetic.py",
+        "footprint(nbytes) > available",
+        "nbytes > available",
+    ),
+    "a_record_gives_out_its_own_bytes_only": (
+        "arena/message/codec.py",
+        "sum(inline_bytes) != len",
+        "sum(inline_bytes) > len",
+    ),
+    "a_table_names_its_own_grants_only": (
+        "arena/message/codec.py",
+        "buffer.grant >= self._n_grants",
+        "buffer.grant > self._n_grants",
+    ),
+    "parts_do_not_overlap": (
+        "arena/shm/layout.py",
+        "return align(self.n_slots * WORD_BYTES, LINE)",
+        "return self.n_slots * WORD_BYTES",
+    ),
+    "extents_do_not_overlap": (
+        "arena/protocol/extents.py",
+        "if offset + length <= end:",
+        "if offset + length <= end + PAGE:",
+    ),
 }
 PURE = (
     "tests/spec/contracts.py", "tests/spec/ring_arithmetic.py", "arena/errors.py", "arena/message/codec.py",
@@ -153,16 +177,18 @@ PURE = (
 
 @pytest.mark.deep
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_crosshair_finds_a_fault_in_what_it_searches(fault: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("contract", FAULTS)
+def test_crosshair_finds_a_fault_in_what_it_searches(contract: str, tmp_path: Path) -> None:
     """In a copy of the pure modules."""
-    where, right, wrong = FAULTS[fault]
+    where, right, wrong = FAULTS[contract]
     for name in PURE:
         text = (ROOT / name).read_text()
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text.replace(right, wrong) if name == where else text)
         assert name != where or right in text
-    done = crosshair(20, tmp_path / "tests/spec/contracts.py")
+    contracts = tmp_path / "tests/spec/contracts.py"
+    (line,) = [number for number, text in enumerate(contracts.read_text().splitlines(), 1) if f"def {contract}(" in text]
+    done = crosshair(30, f"{contracts}:{line}")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "AssertionError" in done.stdout
 
