@@ -24,21 +24,21 @@ _CLOSE_WAIT_S = 5.0
 class Deadline:
     """A point in time, or never."""
 
-    timeout_s: float | None = None
-    _end: float | None = None
+    __slots__ = ("_end", "timeout_s")
 
-    def __init__(self, timeout_s: float | None) -> None:
-        if timeout_s is not None:
-            self.timeout_s = timeout_s
-            if not timeout_s >= 0:
-                raise ValueError(f"timeout={timeout_s!r}: must be None or a number of seconds, not negative")
-            if timeout_s < threading.TIMEOUT_MAX:  # more is never, infinity too
-                self._end = time.monotonic() + timeout_s
+    def __init__(self, timeout_s: float | None, end: float | None) -> None:
+        self.timeout_s = timeout_s
+        self._end = end
 
     @classmethod
     def after(cls, timeout_s: float | None) -> Deadline:
         """In ``timeout_s`` seconds; None: never."""
-        return NEVER if timeout_s is None else cls(timeout_s)
+        if timeout_s is None:
+            return NEVER
+        if not timeout_s >= 0:
+            raise ValueError(f"timeout={timeout_s!r}: must be None or a number of seconds, not negative")
+        # more than a lock can wait is never, infinity too
+        return cls(timeout_s, time.monotonic() + timeout_s if timeout_s < threading.TIMEOUT_MAX else None)
 
     def passed(self) -> bool:
         return self._end is not None and time.monotonic() >= self._end
@@ -52,8 +52,8 @@ class Deadline:
         return SLICE_US if self._end is None else min(SLICE_US, int(1e6 * (self.left_s() or 0.0)))
 
 
-NEVER = Deadline(None)  # most calls have no deadline, and share this one
-AT_ONCE = Deadline(0)
+NEVER = Deadline(None, None)  # most calls have no deadline, and share this one
+AT_ONCE = Deadline(0, 0.0)
 
 
 class LongWait:
@@ -102,7 +102,7 @@ class Endpoint:
             TimeoutError: another thread's call did not end in time.
             RuntimeError: from inside a call of the same thread (an object's reduction).
         """
-        self._take_turn(deadline)
+        self.take_turn(deadline)
         try:
             return call(*arguments)
         finally:
@@ -119,8 +119,8 @@ class Endpoint:
         except TurnTaken:
             return None
 
-    def _take_turn(self, deadline: Deadline) -> None:
-        if self.closed or not self._alive[0]:
+    def take_turn(self, deadline: Deadline) -> None:
+        if not self._alive[0]:
             self.check_usable()
         turn = self._turn
         if turn._is_owned():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 
 from arena.config import ArenaConfig
@@ -19,9 +18,6 @@ from arena.shm.layout import EMPTY_WORD, PAGE, Layout, MemberWord, State, align
 from arena.shm.native import lib
 from arena.shm.process import Peer
 from arena.shm.shortage import typed
-
-REAP_PERIOD_S = 0.05
-"""How often a busy writer looks at its readers' pidfds (a microsecond); a blocked one does so at every slice."""
 
 RANK_POLL_S = 0.02
 
@@ -48,7 +44,6 @@ class OwnerEnd(Endpoint):
             raise
         self.raise_on_death = False
         self._was_ready = False
-        self._next_reap = 0.0
 
     def wait_until_ready(self, deadline: Deadline) -> None:
         """Until every reader has joined."""
@@ -65,12 +60,8 @@ class OwnerEnd(Endpoint):
 
     def look_around(self) -> None:
         """Between two messages: joins, leaves and, now and then, deaths."""
-        if self.ring.members_changed():
+        if self.ring.look_due():
             self.members.admit_joiners()
-        now = time.monotonic()
-        if now >= self._next_reap:
-            self._next_reap = now + REAP_PERIOD_S
-            self.members.look_after()
 
     def report_deaths(self) -> None:
         """Tells the caller of each death once, if it wants to be told.

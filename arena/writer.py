@@ -49,7 +49,7 @@ class WriterEnd(OwnerEnd):
         self._encoder = pickling.Encoder(self.slots, self.config.divert_bytes, self.config.copy_threads)
         self._record_bytes_max = max_chunk_bytes
         self._plain_bytes_max = min(JOIN_BYTES, max_chunk_bytes - codec.header_bytes(0, 0))
-        self._unsettled: int | None = None  # the ring's position before a message that an exception cut short
+        self._unsettled = False  # a message, or a loan, is begun; still so after a call: an exception cut it short
         self._wait: LongWait | None = None  # of the present call, once it waits
         self._number = 0  # of the last message that was begun
         self._messages_total = 0
@@ -67,39 +67,46 @@ class WriterEnd(OwnerEnd):
     # ---- messages ---------------------------------------------------------------------------------------------
 
     def enqueue(self, obj: object, deadline: Deadline) -> None:
-        self.in_turn(deadline, self._enqueue, obj, deadline)
+        self.take_turn(deadline)
+        try:  # in_turn, spelt out: a microsecond of fourteen
+            self._enqueue(obj, deadline)
+        finally:
+            self._turn.release()
+            if self.closed:
+                self._release_once()
 
     def _enqueue(self, obj: object, deadline: Deadline) -> None:
         self._wait = None
         if not self._was_ready:
             self._wait_until_ready(deadline)
-        self.look_around()
+        if self._unsettled:
+            self._settle()
+        if self.ring.begin():
+            self.members.admit_joiners()
         if self.members.unreported:
             self.report_deaths()
-        position = self._settle()
+        self._unsettled = True
         message = self._encoder.encode(obj)
         try:
             self._send(message, deadline)
         except BaseException:
-            self._end_message(message, position)
+            self._end_message(message)
             raise
         if message.slots:
-            self.slots.enqueue(message.slots, position)
-        self._unsettled = None
+            self.slots.enqueue(message.slots, self.ring.begun)
+        self._unsettled = False
 
-    def _settle(self) -> int:
-        """Before slots are claimed: puts right what an exception cut short the last time, and takes note of the position."""
-        if self._unsettled is not None:
-            self.slots.recover(self._unsettled, self.ring.position)
-        position = self._unsettled = self.ring.position
-        return position
+    def _settle(self) -> None:
+        """Before slots are claimed: puts right what an exception cut short the last time."""
+        self.slots.recover(self.ring.begun, self.ring.position)
+        self._unsettled = False
 
-    def _end_message(self, message: pickling.Encoded, position: int) -> None:
+    def _end_message(self, message: pickling.Encoded) -> None:
         """After an exception: not out and aborted, or out, if a signal handler's exception came right behind."""
-        if self.ring.position == position:
+        if self.ring.position == self.ring.begun:
             self._encoder.abort(message)
         else:
-            self.slots.enqueue(message.slots, position)
+            self.slots.enqueue(message.slots, self.ring.begun)
 
     def loan(self, shape: Sequence[int], dtype: torch.dtype, deadline: Deadline) -> torch.Tensor:
         if dtype not in tensors.DLPACK:
@@ -110,11 +117,15 @@ class WriterEnd(OwnerEnd):
         return self.in_turn(deadline, self._loan, shape, dtype, nbytes)
 
     def _loan(self, shape: Sequence[int], dtype: torch.dtype, nbytes: int) -> torch.Tensor:
-        self._settle()
+        if self._unsettled:
+            self._settle()
+        if self.ring.begin():
+            self.members.admit_joiners()
+        self._unsettled = True
         self.slots.collect()
         slot = self.slots.claim(nbytes)
         if isinstance(slot, Refusal):
-            self._unsettled = None
+            self._unsettled = False
             free, used = self.slots.usage()
             raise CapacityError(
                 f"no loan of {nbytes} bytes: {slot.value} ({free} slots free, {used} of {self.slots.capacity_bytes} "
@@ -123,11 +134,11 @@ class WriterEnd(OwnerEnd):
         error = self.slots.populate(slot)
         if error:
             self.slots.abort([slot])
-            self._unsettled = None
+            self._unsettled = False
             raise CapacityError(f"no memory for a loan of {nbytes} bytes: {os.strerror(error)}")
         view = pickling.view_of(self.slots, slot, dtype, shape)  # first: its drop is what ends a loan
         self.slots.loan(slot)
-        self._unsettled = None
+        self._unsettled = False
         return view
 
     def _send(self, message: pickling.Encoded, deadline: Deadline) -> None:

@@ -85,7 +85,7 @@ int arena_copy_cold(int fd, uint64_t file_offset, char *to, const char *from, ui
 uint64_t arena_member_read(arena_mapping *m, uint32_t rank);
 int arena_member_claim(arena_mapping *m, uint32_t rank, uint64_t expected, uint64_t desired);
 void arena_member_write(arena_mapping *m, uint32_t rank, uint64_t word);
-int arena_members_changed(arena_mapping *m, const uint64_t *words, uint32_t n_words);
+int arena_members_changed(arena_mapping *m, const uint64_t *words);
 int arena_writer_is_closed(arena_mapping *m);
 void arena_wake_writer(arena_mapping *m);
 
@@ -97,12 +97,17 @@ typedef struct arena_ring_writer {
     uint64_t min_consumed; /* of the members, as last seen */
     uint64_t members;      /* mask of the ranks whose cursors count */
     uint64_t impossible;   /* mask of the ranks whose cursors cannot be */
+    uint64_t begun;        /* where the present message starts */
+    uint64_t look_us;      /* when to look at the readers' lives again */
+    const uint64_t *words; /* the member table as last seen */
     const int *pidfds;     /* of the readers: a sleeping writer looks at them now and then */
     uint32_t n_pidfds;
     uint32_t closed;
 } arena_ring_writer;
 
 uint64_t arena_record_footprint(uint64_t nbytes);
+int arena_ring_begin(arena_ring_writer *w);
+int arena_ring_look_due(arena_ring_writer *w);
 int64_t arena_ring_reserve(arena_ring_writer *w, uint64_t nbytes);
 void arena_ring_write(arena_ring_writer *w, uint64_t nbytes, char **parts, const uint64_t *sizes, uint32_t n_parts);
 void arena_ring_publish(arena_ring_writer *w, uint64_t nbytes);
@@ -113,7 +118,7 @@ int arena_ring_writer_recheck(arena_ring_writer *w, uint64_t nbytes);
 void arena_ring_writer_sleep(arena_ring_writer *w, uint64_t slice_us);
 void arena_ring_writer_unpark(arena_ring_writer *w);
 int arena_ring_wait_room(arena_ring_writer *w, uint64_t nbytes, uint64_t slice_us);
-int arena_ring_wait_members(arena_ring_writer *w, const uint64_t *words, uint32_t n_words, uint64_t slice_us);
+int arena_ring_wait_members(arena_ring_writer *w, uint64_t slice_us);
 int arena_ring_admit(arena_ring_writer *w, uint32_t rank, uint64_t joining_word, uint64_t joined_word);
 void arena_ring_writer_shutdown(arena_ring_writer *w);
 void arena_ring_writer_close(arena_ring_writer *w);

@@ -19,6 +19,9 @@
  * queue of small messages does not walk through (and keep resident) the whole ring. */
 #define REWIND_BYTES (256u << 10)
 
+/* How often a busy writer looks at its readers' pidfds (a microsecond); a blocked one does so at every slice. */
+#define LOOK_US 50000
+
 /* A sleeping writer looks at its readers' pidfds after this long, then after eight times as long, and so on: most deaths
  * come soon after it has parked, if they are why it had to, and a long wait must cost next to nothing. */
 #define WATCH_US 20000
@@ -33,7 +36,27 @@ static uint64_t left_to_end(arena_mapping *m, uint64_t position) {
     return m->geometry.ring_bytes - position % m->geometry.ring_bytes;
 }
 
+static uint64_t now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}
+
 /* ---- writer --------------------------------------------------------------------------------- */
+
+/* Between two messages: whether somebody joins or leaves, or it is time to look at the readers' pidfds. */
+int arena_ring_look_due(arena_ring_writer *w) {
+    uint64_t now = now_us();
+    if (now < w->look_us && !arena_members_changed(w->m, w->words)) return 0;
+    w->look_us = now + LOOK_US;
+    return 1;
+}
+
+/* Takes note of where a message starts; then the same. */
+int arena_ring_begin(arena_ring_writer *w) {
+    w->begun = w->position;
+    return arena_ring_look_due(w);
+}
 
 /* The least cursor of the members.  One that cannot be, ahead of the writer or overrun, counts as it was last
  * seen: the ring fills up, and nothing unread is overwritten. */
@@ -158,13 +181,13 @@ int arena_ring_wait_room(arena_ring_writer *w, uint64_t nbytes, uint64_t slice_u
     return rc;
 }
 
-/* Parks until a member word differs from `words` or one slice has passed. */
-int arena_ring_wait_members(arena_ring_writer *w, const uint64_t *words, uint32_t n_words, uint64_t slice_us) {
+/* Parks until a member word differs from the words last seen or one slice has passed. */
+int arena_ring_wait_members(arena_ring_writer *w, uint64_t slice_us) {
     arena_ring_writer_park(w);
     int rc = ARENA_EMPTY;
     STEP(closed_load);
     if (arena_closed_load_acquire(closed_of(&w->closed))) rc = ARENA_CLOSED; /* [closed] */
-    if (rc == ARENA_EMPTY && arena_members_changed(w->m, words, n_words)) rc = ARENA_OK;
+    if (rc == ARENA_EMPTY && arena_members_changed(w->m, w->words)) rc = ARENA_OK;
     if (rc == ARENA_EMPTY) arena_ring_writer_sleep(w, slice_us);
     arena_ring_writer_unpark(w);
     return rc;
@@ -291,12 +314,6 @@ void arena_ring_reader_sleep(arena_ring_reader *r, uint64_t slice_us) {
 void arena_ring_reader_unpark(arena_ring_reader *r) {
     STEP(park_store);
     arena_park_store_relaxed(&member_of(r->m, r->rank)->park, 0);
-}
-
-static uint64_t now_us(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
 }
 
 static int spin(arena_ring_reader *r, uint64_t spin_us) {

@@ -24,8 +24,8 @@ void arena_member_write(arena_mapping *m, uint32_t rank, uint64_t word) {
 }
 
 /* Does any entry differ from what the writer saw last? */
-int arena_members_changed(arena_mapping *m, const uint64_t *words, uint32_t n_words) {
-    for (uint32_t rank = 0; rank < n_words; rank++)
+int arena_members_changed(arena_mapping *m, const uint64_t *words) {
+    for (uint32_t rank = 0; rank < m->geometry.n_readers; rank++)
         if (arena_member_read(m, rank) != words[rank]) return 1;
     return 0;
 }

@@ -386,7 +386,7 @@ def test_shutdown_from_a_signal_handler(call: str) -> None:
                 reader.shutdown()
             queue = reader if call == "dequeue" else writer
             before = signal.signal(signal.SIGALRM, lambda *_: queue.shutdown())
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
             try:
                 with pytest.raises(Cancelled):
                     block(queue, call)

@@ -141,7 +141,7 @@ def test_a_turn_is_waited_for_as_long_as_the_deadline_says() -> None:
     other = in_thread(lambda: end.in_turn(NEVER, lambda: (inside.set(), go_on.wait(30))))
     assert inside.wait(30)
     with pytest.raises(TimeoutError, match="another thread's call"):
-        end.in_turn(Deadline(0.01), int)
+        end.in_turn(Deadline.after(0.01), int)
     assert end.if_free(int) is None
     go_on.set()
     other()

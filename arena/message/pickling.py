@@ -103,6 +103,7 @@ class Encoder:
         self._parts: list[bytes] = []
         self._pickler: pickle.Pickler | None = None
         self._message = _NO_MESSAGE
+        self._spare: Encoded | None = None  # the last message, if it was a small pickle and nothing else: making one costs
         self._collected = False  # this message has looked for free slots
         self._marker = pickle.PickleBuffer(bytearray())  # stands in the pickle where a tensor's bytes were placed
         self._placed: Buffer | None = None  # by reduce_tensor, for the callback that follows at once
@@ -114,7 +115,8 @@ class Encoder:
         Raises:
             whatever pickling raises.
         """
-        message = self._message = Encoded()
+        message = self._message = self._spare or Encoded()
+        self._spare = None
         self._collected = False
         pickler, self._pickler = self._pickler or self._new_pickler(), None  # after an error it is not used again
         table: dict[type, Callable[[Any], Any]] = copyreg.dispatch_table.copy()
@@ -128,10 +130,12 @@ class Encoder:
             raise
         finally:
             self._message = _NO_MESSAGE  # which would keep the caller's buffers alive
-        message.pickle_parts = self._parts.copy()
+        parts = message.pickle_parts = self._parts.copy()
         self._parts.clear()
-        message.pickle_bytes = sum(map(len, message.pickle_parts))
+        message.pickle_bytes = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if message.pickle_bytes < REUSE_BYTES:
+            if not message.buffers:
+                self._spare = message
             pickler.clear_memo()
             self._pickler = pickler
         return message

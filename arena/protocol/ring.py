@@ -42,13 +42,22 @@ def record_footprint(nbytes: int) -> int:
 class RingWriter:
     """The writer's end.  One thread at a time, except ``shutdown``."""
 
+    begin: Callable[[], int]
+    """Takes note of where a message starts; then as ``look_due``."""
+
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._ring: Any = ffi.new("arena_ring_writer *", {"m": segment.mapping})
         self._words: Any = ffi.new("uint64_t[]", segment.layout.n_readers)  # the member table as last seen
+        self._ring: Any = ffi.new("arena_ring_writer *", {"m": segment.mapping, "words": self._words})
+        self.begin = partial(lib.arena_ring_begin, self._ring)
         trace.observe(self, segment)
 
     # ---- records ----------------------------------------------------------------------------------------------
+
+    @property
+    def begun(self) -> int:
+        """Where the present message starts."""
+        return int(self._ring.begun)
 
     def reserve(self, nbytes: int) -> Outcome:
         """Room for one record of ``nbytes``, or NO_ROOM."""
@@ -123,13 +132,13 @@ class RingWriter:
         self._pidfds = ffi.new("int[]", list(pidfds))
         self._ring.pidfds, self._ring.n_pidfds = self._pidfds, len(pidfds)
 
-    def members_changed(self) -> bool:
-        """Whether any entry differs from what ``entries`` last returned."""
-        return bool(lib.arena_members_changed(self._segment.mapping, self._words, len(self._words)))
+    def look_due(self) -> bool:
+        """Whether any entry differs from what ``entries`` last returned, or it is time to look at the readers' lives."""
+        return bool(lib.arena_ring_look_due(self._ring))
 
     def wait_members(self, slice_us: int) -> Outcome:
         """Parks until an entry changes, one slice at most."""
-        return Outcome(lib.arena_ring_wait_members(self._ring, self._words, len(self._words), slice_us))
+        return Outcome(lib.arena_ring_wait_members(self._ring, slice_us))
 
     def entries(self) -> list[MemberWord]:
         """The member table now."""
@@ -184,14 +193,16 @@ class RingWriter:
 class RingReader:
     """A reader's end.  One thread at a time, except ``shutdown``."""
 
+    finish: Callable[[], None]
+    """advance and wake_writer: the native call itself, before which no signal handler can raise."""
+
     def __init__(self, segment: Segment, rank: int, entry: MemberWord) -> None:
         self._segment = segment
         self._entry = entry
         self._ring: Any = ffi.new("arena_ring_reader *", {"m": segment.mapping, "rank": rank})
         self.rank = rank
         self.admitted = False
-        # advance and wake_writer: the native call itself, before which no signal handler can raise
-        self.finish: Callable[[], None] = partial(lib.arena_ring_finish, self._ring)
+        self.finish = partial(lib.arena_ring_finish, self._ring)
         trace.observe(self, segment)
 
     # ---- records ----------------------------------------------------------------------------------------------
