@@ -41,7 +41,7 @@ class InvalidHandle(ArenaError):
 
 
 class CacheMiss(InvalidHandle):
-    """An authentic handle is old: its object is no longer in the cache.  Send it again; ``keys`` lists all that are missing."""
+    """An authentic handle is old: its object is no longer in the cache.  Send it again; ``keys`` lists all missing ones."""
 
     def __init__(self, message: str, keys: tuple[bytes, ...] = ()) -> None:
         super().__init__(message)
