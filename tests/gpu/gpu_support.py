@@ -46,6 +46,11 @@ def hold_up(stream: torch.cuda.Stream, seconds: int = 1) -> None:
         torch.cuda._sleep(seconds * SLEEP_CYCLES)
 
 
+def is_all(tensor: torch.Tensor, value: int) -> bool:
+    """Whether every element has a value.  Not written out in an assertion, where a failure would print them one by one."""
+    return bool(torch.all(tensor == value))
+
+
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Wait for something that must come; how long it takes is no matter."""
     deadline = time.monotonic() + WAIT_S

@@ -14,6 +14,8 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 "$python" -c "import arena._native" 2>/dev/null || "$python" setup.py -q build_ext --inplace || exit 1
 status=0
-timeout -k 10 200 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/gpu tests/test_gates_demo.py || status=$?
+# Each name as it begins, so that a run that is cut short says where; a warning of this machine's torch ends nothing.
+timeout -k 10 200 "$python" -m pytest -v -m gpu -p no:cacheprovider --timeout 90 --timeout-method signal -W default \
+    tests/gpu tests/test_gates_demo.py || status=$?
 timeout -k 10 250 "$python" tests/gpu/measure.py --json "$out/gpu.json" || status=$?
 exit "$status"

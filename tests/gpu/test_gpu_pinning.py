@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from gpu_support import GPU, MIB, N_GPUS, hold_up, initialised_device, needs_gpu, needs_two_gpus, wait_until
+from gpu_support import GPU, MIB, N_GPUS, hold_up, initialised_device, is_all, needs_gpu, needs_two_gpus, wait_until
 
 from arena.device.cuda import CudaDevice
 from arena.device.interface import ERROR_ALREADY_REGISTERED, ERROR_NOT_REGISTERED
@@ -97,7 +97,7 @@ def test_a_copy_from_pinned_memory_reads_it_later(device: CudaDevice, pinning: P
     assert not event.query()
     source.fill_(2)
     wait_until(event.query, "the copy")
-    assert torch.all(target == 2)
+    assert is_all(target, 2)
 
 
 def test_an_event_is_done_when_the_copy_is(device: CudaDevice, pinning: Pinning, memory: torch.Tensor) -> None:
@@ -110,7 +110,7 @@ def test_an_event_is_done_when_the_copy_is(device: CudaDevice, pinning: Pinning,
     assert not event.query()
     wait_until(event.query, "the copy")
     source.fill_(4)
-    assert torch.all(target == 3)
+    assert is_all(target, 3)
 
 
 def test_a_busy_side_stream_does_not_hold_up_another_s_event(device: CudaDevice) -> None:
@@ -148,7 +148,7 @@ def test_events_and_registrations_in_other_threads_do_not_break_a_capture(device
     graph.replay()
     torch.cuda.synchronize()
     assert answers == [True, True]
-    assert torch.all(y == 2)
+    assert is_all(y, 2)
 
 
 def test_a_stream_under_capture_is_busy_and_the_capture_survives_the_question(device: CudaDevice) -> None:
@@ -160,7 +160,7 @@ def test_a_stream_under_capture_is_busy_and_the_capture_survives_the_question(de
             device.record(torch.cuda.current_stream(GPU))
     graph.replay()
     torch.cuda.synchronize()
-    assert torch.all(y == 3)
+    assert is_all(y, 3)
 
 
 def test_other_python_threads_run_while_the_driver_registers(device: CudaDevice) -> None:
