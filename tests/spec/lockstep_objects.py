@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep_slots import PAYLOAD_BYTES, AnonymousSegment, Mismatch, payload, put_back, saved
+from lockstep_slots import PAYLOAD_BYTES, AnonymousSegment, payload, put_back, saved
+from lockstep_walks import Mismatch
 
 from arena.protocol.objects import ObjectReader, ObjectWriter, _Draining
 from arena.protocol.slots import Grant, Refusal, SlotWriter

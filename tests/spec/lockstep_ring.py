@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from lockstep_slots import AnonymousSegment, Mismatch
+from lockstep_slots import AnonymousSegment
+from lockstep_walks import Mismatch, walk
 
 from arena.protocol.ring import Outcome, RingReader, RingWriter
 from arena.shm.layout import EMPTY_WORD, PAGE, Layout, MemberWord, State
@@ -29,12 +30,12 @@ PARTS = {"leave": {"leave", "wake_writer"}}  # the code wakes the writer in the 
 
 
 def calls(model: Model, state: model_state.State) -> Iterator[tuple[Step, model_state.State]]:
-    """The calls that are possible in a state without stores under way, and where they lead."""
+    """The calls that are possible in a state without stores under way, and where they lead once theirs are not either."""
     for step, after in model.successors(state):
         function = step.action.function
         if function in ONE_CALL:
             after = rest_of_call(model, step, PARTS.get(function, {function}), after)
-        yield step, after
+        yield step, flushed(model, after)
 
 
 def rest_of_call(model: Model, first: Step, functions: set[str], state: model_state.State) -> model_state.State:
@@ -266,28 +267,6 @@ class RingCode:
             ffi.buffer(reader._ring)[:] = private
 
 
-def walk(model: Model, code: RingCode) -> tuple[int, int]:
-    """Every call from every state that calls lead to; returns the numbers of states and of calls."""
-    (start,) = model.initial
-    code.check(start)
-    seen, stack, taken = {start}, [(start, code.snapshot())], 0
-    while stack:
-        state, snapshot = stack.pop()
-        for step, after in calls(model, state):
-            after = flushed(model, after)
-            code.restore(snapshot)
-            try:
-                code.take(step)
-                code.check(after)
-            except Mismatch as wrong:
-                raise Mismatch(f"after {step} by the {step.actor}: {wrong}") from None
-            taken += 1
-            if after not in seen:
-                seen.add(after)
-                stack.append((after, code.snapshot()))
-    return len(seen), taken
-
-
 def main() -> None:
     """The sizes that take seconds: what the mutation runs ask."""
     from spec.models import ring
@@ -295,7 +274,7 @@ def main() -> None:
     calm = model_state.Config(readers=2, shutdown=False, deaths=False, spurious=False)
     for config in (model_state.Config(capacity=2), calm):
         with closing(RingCode(config)) as code:
-            print(walk(ring.model(config), code))
+            print(walk(ring.model(config), code, calls))
 
 
 if __name__ == "__main__":

@@ -11,22 +11,20 @@ from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
+from lockstep_walks import Mismatch, walk
+
 from arena.message import codec
 from arena.message.codec import Record
 from arena.protocol.ring import Outcome, RingReader, RingWriter
 from arena.protocol.slots import SlotReader, SlotWriter, drop
 from arena.shm.layout import EMPTY_WORD, PAGE, Layout, MemberWord, State
 from arena.shm.native import ffi, geometry, lib
-from spec.model import Model, Step
+from spec.model import Step
 from spec.models import message_slots_state as model_state
 from spec.models.message_slots_actions import has_room
 from spec.refine import Reference, SlotsPrivate, message_slots, observable_slots, words_of
 
 PAYLOAD_BYTES = 64
-
-
-class Mismatch(AssertionError):
-    """Code and model differ."""
 
 
 class AnonymousSegment:
@@ -348,31 +346,6 @@ def difference(found: model_state.State, wanted: model_state.State) -> str:
         for name, here, there in zip(found._fields, found, wanted)
         if here != there
     )
-
-
-def walk(model: Model, code: SlotCode) -> tuple[int, int]:
-    """Every step from every state of the model, in the code too: depth first, from snapshots.
-
-    Returns:
-        The numbers of states and transitions.
-    """
-    (start,) = model.initial
-    code.check(start)
-    seen, stack, transitions = {start}, [(start, code.snapshot())], 0
-    while stack:
-        state, snapshot = stack.pop()
-        for step, after in model.successors(state):
-            code.restore(snapshot)
-            try:
-                code.take(step)
-                code.check(after)
-            except Mismatch as wrong:
-                raise Mismatch(f"after {step} by the {step.actor}: {wrong}") from None
-            transitions += 1
-            if after not in seen:
-                seen.add(after)
-                stack.append((after, code.snapshot()))
-    return len(seen), transitions
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 from lockstep_faults import FAULTS, Fault
-from lockstep_random import run_at_random
-from lockstep_slots import Mismatch, SlotCode, walk
+from lockstep_slots import SlotCode
+from lockstep_walks import Mismatch, run_at_random, walk
 
 from spec.models import message_slots
 from spec.models.message_slots_state import Config

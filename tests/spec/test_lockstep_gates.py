@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lockstep_slots import PAYLOAD_BYTES, Mismatch, SlotCode, walk
+from lockstep_slots import PAYLOAD_BYTES, SlotCode
+from lockstep_walks import Mismatch, walk
 
 from arena.device.pinning import Pinning
 from arena.device.simulated import SimulatedDevice

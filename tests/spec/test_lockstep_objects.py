@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 from lockstep_objects import ObjectCode
-from lockstep_random import run_at_random
-from lockstep_slots import Mismatch, walk
+from lockstep_walks import Mismatch, run_at_random, walk
 
 from arena.shm.native import lib
 from spec.models import object_slots
@@ -26,7 +25,7 @@ ONE = Config(slots=1, readers=1, leases=2, writer_dies=False)
 )
 def test_every_step_from_every_state(config: Config, states: int, transitions: int) -> None:
     with closing(ObjectCode(config)) as code:
-        assert walk(object_slots.model(config), code) == (states, transitions)  # type: ignore[arg-type]
+        assert walk(object_slots.model(config), code) == (states, transitions)
 
 
 def no_recheck(code: ObjectCode) -> None:
@@ -82,7 +81,7 @@ def test_a_fault_in_the_code_is_noticed(fault: Callable[[ObjectCode], None]) -> 
     with closing(ObjectCode(ONE)) as code:
         fault(code)
         with pytest.raises(Mismatch):
-            walk(object_slots.model(ONE), code)  # type: ignore[arg-type]
+            walk(object_slots.model(ONE), code)
 
 
 # ---- larger sizes, at random -----------------------------------------------------------------------------------------

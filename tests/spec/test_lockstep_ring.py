@@ -6,9 +6,8 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
-from lockstep_random import run_at_random
-from lockstep_ring import RingCode, calls, flushed, walk
-from lockstep_slots import Mismatch
+from lockstep_ring import RingCode, calls
+from lockstep_walks import Mismatch, run_at_random, walk
 
 from arena.errors import CorruptError
 from arena.protocol.ring import Outcome
@@ -31,7 +30,7 @@ CALM = Config(readers=2, shutdown=False, deaths=False, spurious=False)
 )
 def test_every_call_from_every_state(config: Config, states: int, taken: int) -> None:
     with closing(RingCode(config)) as code:
-        assert walk(ring.model(config), code) == (states, taken)
+        assert walk(ring.model(config), code, calls) == (states, taken)
 
 
 # ---- faults ---------------------------------------------------------------------------------------------------------
@@ -145,7 +144,7 @@ def test_a_fault_in_the_code_is_noticed(fault: Callable[[RingCode], None]) -> No
     with closing(RingCode(config)) as code:
         fault(code)
         with pytest.raises((Mismatch, CorruptError)):
-            walk(ring.model(config), code)
+            walk(ring.model(config), code, calls)
 
 
 # ---- larger sizes, at random -----------------------------------------------------------------------------------------
@@ -154,4 +153,4 @@ def test_a_fault_in_the_code_is_noticed(fault: Callable[[RingCode], None]) -> No
 @pytest.mark.parametrize("examples", [15, pytest.param(500, marks=pytest.mark.deep)])
 def test_random_calls_at_a_larger_size(examples: int) -> None:
     config = Config(readers=4, capacity=4)
-    run_at_random(ring.model(config), lambda: RingCode(config), examples, steps=80, possible=calls, after=flushed)
+    run_at_random(ring.model(config), lambda: RingCode(config), examples, steps=80, possible=calls)

@@ -1,4 +1,4 @@
-"""Random steps of code and model together, for sizes whose states are too many to visit."""
+"""Walks of code and model side by side: all steps from all states of a small instance, or random ones of a larger."""
 
 from __future__ import annotations
 
@@ -12,14 +12,56 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from spec.model import Model, Step
 
 State = Any
+Possible = Callable[[Model, State], Iterable[tuple[Step, State]]]
+"""The steps to be taken from a state, each with the state that the code must then mean."""
+
+
+class Mismatch(AssertionError):
+    """Code and model differ."""
 
 
 class Code(Protocol):
     """The code under test, as the lockstep modules put it together."""
 
-    def take(self, step: Step) -> None: ...
-    def check(self, expected: Any) -> None: ...
-    def close(self) -> None: ...
+    def take(self, step: Step) -> None:
+        """Performs a step of the model."""
+
+    def check(self, expected: Any) -> None:
+        """Raises Mismatch unless code and model agree on everything that can be seen."""
+
+    def snapshot(self) -> Any:
+        """Everything there is, to come back to."""
+
+    def restore(self, snapshot: Any) -> None:
+        """Back to a snapshot."""
+
+    def close(self) -> None:
+        """Gives everything back."""
+
+
+def walk(model: Model, code: Code, possible: Possible = Model.successors) -> tuple[int, int]:
+    """Every step from every state, in the code too: depth first, from snapshots.
+
+    Returns:
+        The numbers of states and transitions.
+    """
+    (start,) = model.initial
+    code.check(start)
+    seen, stack, transitions = {start}, [(start, code.snapshot())], 0
+    while stack:
+        state, snapshot = stack.pop()
+        for step, after in possible(model, state):
+            code.restore(snapshot)
+            try:
+                code.take(step)
+                code.check(after)
+            except Mismatch as wrong:
+                raise Mismatch(f"after {step} by the {step.actor}: {wrong}") from None
+            transitions += 1
+            if after not in seen:
+                seen.add(after)
+                stack.append((after, code.snapshot()))
+    return len(seen), transitions
 
 
 def run_at_random(
@@ -28,14 +70,9 @@ def run_at_random(
     examples: int,
     *,
     steps: int = 60,
-    possible: Callable[[Model, State], Iterable[tuple[Step, State]]] = Model.successors,
-    after: Callable[[Model, State], State] = lambda model, state: state,
+    possible: Possible = Model.successors,
 ) -> None:
     """Takes `examples` random runs of `steps` steps each; first the kind of a step is drawn, so that rare ones are taken.
-
-    Args:
-        possible: the steps that the model allows in a state, each with the state that it leads to.
-        after: from that state to the one that the code must mean.
 
     Raises:
         Mismatch: code and model differ. Not shrunk: a run of that length is readable, and its seed is printed.
@@ -56,9 +93,8 @@ def run_at_random(
             if not kinds:
                 return
             kind = data.draw(st.sampled_from(kinds), "action")
-            step, state = data.draw(st.sampled_from([each for each in allowed if each[0].action.name == kind]), "step")
+            step, self.state = data.draw(st.sampled_from([each for each in allowed if each[0].action.name == kind]), "step")
             self.code.take(step)
-            self.state = after(model, state)
 
         @invariant()
         def agree(self) -> None:
