@@ -327,6 +327,10 @@ class ObjectCache:
         elif not self._end.closed:
             self.clear()
 
+    def __repr__(self) -> str:
+        store = self._store
+        return f"ObjectCache({len(store.entries)} objects, {store.used_bytes} of {self._limit_bytes} bytes)"
+
     def __enter__(self) -> ObjectCache:
         return self
 

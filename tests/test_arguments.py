@@ -12,7 +12,7 @@ import pytest
 import torch
 from support import SMALL, queue_of
 
-from arena import ArenaConfig, Handle, MessageQueue
+from arena import ArenaConfig, Handle, MessageQueue, ObjectCache
 from arena.errors import ArenaError, AttachError, Cancelled, InvalidHandle
 
 # ---- arguments that cannot be ---------------------------------------------------------------------------------------
@@ -92,6 +92,12 @@ def test_a_queue_says_who_it_is_and_how_large() -> None:
     assert repr(writer) == f"MessageQueue(writer of 2 readers, {arena})", "also after the end"
     with pytest.raises(Cancelled, match="shut down"):
         writer.statistics()
+
+
+def test_a_cache_says_how_full_it_is() -> None:
+    with ObjectCache(1 << 20, 0) as cache:
+        cache.put("image", torch.ones(10_000))
+        assert repr(cache) == f"ObjectCache(1 objects, {cache.statistics().bytes_in_use} of {1 << 20} bytes)"
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
