@@ -111,7 +111,18 @@ def kernel_load(location: str) -> Instruction:
     return Instruction("load", location, order=RELAXED)
 
 
-Thread = Callable[[], Generator[Instruction, int, Any]]
+def equals(wanted: int) -> Callable[[int], bool]:
+    """For `wait_for`: the value itself."""
+    return lambda value: value == wanted
+
+
+def reached(position: int) -> Callable[[int], bool]:
+    """For `wait_for`: the value or a higher one."""
+    return lambda value: value >= position
+
+
+Body = Generator[Instruction, int, Any]
+Thread = Callable[[], Body]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 `python -m spec orders` judges programs of named accesses and the header that declares them. That the code *calls* them where
 the programs do is not in the header: a fence left out of a function would be noticed by no run on x86. So the order of the
-accesses of each function is pinned here; a change of it is a change of a program of `spec/orders_programs.py`.
+accesses of each function is pinned here; a change of it is a change of a program of `spec/orders_programs.py` or
+`orders_parking.py`.
 """
 
 from __future__ import annotations

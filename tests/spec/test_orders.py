@@ -31,7 +31,8 @@ from spec.orders_machine import (
     wait_for,
     write,
 )
-from spec.orders_programs import ADMIT_UNPARKS, CLOSED_WRITER, EVICT_HELD, PROGRAMS, SHUTDOWN_READER, SHUTDOWN_WRITER
+from spec.orders_parking import ADMIT_UNPARKS, CLOSED_WRITER, SHUTDOWN_READER, SHUTDOWN_WRITER
+from spec.orders_programs import EVICT_HELD, PROGRAMS
 from spec.orders_search import candidates
 
 TEXT = HEADER.read_text()
