@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
-from arena.errors import CorruptError
+from arena.errors import ArenaError, CorruptError
 from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
 from arena.message.gates import Gates
 from arena.message.tensors import BYTE, rebuild_tensor
-from arena.protocol.slots import Grant, Lease, drop_all
+from arena.protocol.slots import Grant, Lease, drop, drop_all
 from arena.shm import layout
 from arena.shm.native import ffi, lib
 from arena.shm.segment import Segment
+
+_C_GRANT = attrgetter("c_grant")
 
 Receive = Callable[[int, int], Sequence[memoryview]]
 """Fetches the ``n_frames`` frames of message ``number``: the table, the pickle, each inline buffer."""
@@ -48,35 +52,59 @@ class Decoder:
         self._private = private
         self._readonly = readonly
         self._gates = gates
+        self.is_spent = False
 
     def decode(self, pointer: Any, nbytes: int, receive: Receive) -> object:
         """The object of a record; ``receive`` fetches what travelled out of band.
 
+        Sets ``is_spent`` before anything of the record is used up.  An exception, as of a signal handler, that comes earlier
+        leaves a record that can be decoded again; after a later one every slot of the message is released.
+
         Raises:
             PayloadLate: what travels out of band has not come in time; the record can be decoded again.
             CorruptError: the record's numbers cannot belong together.
-            whatever unpickling raises; in any case but the first every slot of the message is released.
+            whatever unpickling raises.
         """
         record = Record(memoryview(ffi.buffer(pointer, nbytes)))
         plain = record.plain_pickle()
         if plain is not None:
+            self.is_spent = True
             return pickle.loads(plain)
-        frames = self._receive(record, receive) if record.flags & OUT_OF_BAND else []
-        leases = self._lease(record.grants())
+        leases: list[Lease] = []
+        drops = map(lib.arena_grant_drop, map(_C_GRANT, leases))  # lazy: of whatever is leased by then
         try:
+            frames = self._take(record, leases, receive)
+            if self._gates is not None:
+                self._gates.admit(leases)
             return self._unpickle(record, leases, frames)
         finally:
-            drop_all(leases)
+            list(drops)  # one call, before which no signal handler runs
 
-    def _receive(self, record: Record, receive: Receive) -> Sequence[memoryview]:
-        """Before any lease: a payload that is late leaves the record as it was."""
+    def _take(self, record: Record, leases: list[Lease], receive: Receive) -> Sequence[memoryview]:
+        """All that belongs to a message: what travels beside it, and its own hold of each of its slots.
+
+        Where that fails, or a signal handler's exception comes in between, every slot is given back.  One that was
+        leased is then released twice, which is harmless: the reader has not heard of its next generation yet.
+        """
+        grants = record.grants()
+        frames: Sequence[memoryview] = []
         try:
-            return receive(record.number, 2 + record.n_inline)
+            if record.flags & OUT_OF_BAND:
+                frames = receive(record.number, 2 + record.n_inline)
+            self.is_spent = True
+            for grant in grants:
+                leases.append(self._slots.lease(grant))
+                if self._private:  # pages that this process wrote to under an earlier generation
+                    lib.arena_discard(leases[-1].data, layout.align(leases[-1].nbytes, layout.PAGE))
         except PayloadLate:
             raise
         except BaseException:
-            drop_all(self._lease(record.grants()))
+            self.is_spent = True
+            for grant in grants:
+                with suppress(ArenaError, MemoryError):  # the first error is the one to tell
+                    drop(self._slots.lease(grant).c_grant)
             raise
+        return frames
 
     def _unpickle(self, record: Record, leases: Sequence[Lease], frames: Sequence[memoryview]) -> object:
         if record.flags & OUT_OF_BAND:
@@ -92,7 +120,7 @@ class Decoder:
         return pickle.loads(payload, buffers=self._buffers(buffers, leases, iter(inline)))
 
     def _lease(self, grants: Sequence[Grant]) -> list[Lease]:
-        """The message's own hold of each slot: of all of them, as each is owed a release, whatever is wrong with another."""
+        """A hold of each slot while the object is unpickled; of none of them where one fails."""
         leases: list[Lease] = []
         failure: BaseException | None = None
         for grant in grants:
@@ -102,8 +130,6 @@ class Decoder:
                 failure = error
                 continue
             leases.append(lease)
-            if self._private:  # pages that this process wrote to under an earlier generation
-                lib.arena_discard(lease.data, layout.align(lease.nbytes, layout.PAGE))
         if self._gates is not None and failure is None:
             try:
                 self._gates.admit(leases)
