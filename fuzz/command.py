@@ -70,6 +70,8 @@ def _options(name: str) -> list[click.Parameter]:
             click.Option(["--readers"], type=click.IntRange(1, 63), default=3, help="how many readers there are"),
             click.Option(["--output"], type=click.Path(file_okay=False), default=".", help="where the plot is written"),
         ]
+    if name == "bytes":
+        options.append(click.Option(["--input"], help="one input that coverage led to, in hexadecimal, to replay it"))
     if name == "canary":
         options.append(click.Option(["--fault"], help="one planted fault, to see how it fails"))
     return options

@@ -1,6 +1,7 @@
-"""Damaged bytes: in the segment, in records, in handles, in frames.  A reader says so; it does not crash.
+"""Damaged bytes: in the segment, in records, in stubs, in handles, in frames.  A reader says so; it does not crash.
 
-The queue under test is in a child process: ended by a signal, it is a failure.
+The queue under test is in a child process: ended by a signal, it is a failure.  Half of the cases are drawn from the seed,
+half are led by coverage (``guided.py``).
 """
 
 from __future__ import annotations
@@ -11,34 +12,58 @@ import struct
 from random import Random
 from typing import Any
 
+import torch
 import zmq
 
 from arena import CacheHandle, MessageQueue, ObjectCache
 from arena.errors import ArenaError
-from arena.message import codec
+from arena.message import codec, tensors
 from arena.message.outofband import identity
 from arena.protocol.slots import Grant
 from arena.shm.native import ffi
-from fuzz import messages
+from fuzz import guided, messages
 from fuzz.session import Failure, Session
 from fuzz.workers import Ended, Pool, Side
 
 BATCH = 25
+CASES = 1000
 SPECIAL = (0, 1, 2, 3, 7, 8, 0xFF, 4095, 4096, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 
 REFUSALS = (ArenaError, TimeoutError)
 """What may be raised where damage is met: CorruptError, StaleSlotError, InvalidHandle, AttachError, MessageLost,
 Cancelled and WriterDied (a damaged word may say so), and a time-out (a damaged word may hide a message)."""
 
+STUB_REFUSALS = (*REFUSALS, ValueError, TypeError, RuntimeError, OverflowError)
+"""A pickle that asks for what cannot be is torch's or Python's to refuse, too."""
+
 HANDLE_REFUSALS = (*REFUSALS, ValueError, TypeError)
 """A handle that no longer is of the right types, or whose rank does not exist."""
 
 
 def corruption(session: Session) -> None:
-    """Damaged segment words, records, handles and frames: refused by a typed error, in a process that lives on."""
+    """Damaged segment words, records, stubs, handles and frames: refused by a typed error, in a process that lives on."""
+    if session.options.get("input"):
+        damage_once(guided.Choices(bytes.fromhex(session.options["input"])))
+        return
+    seconds = None if session.seconds is None else session.seconds / 2
+    drawn = dataclasses.replace(session, seconds=seconds)
+    _drawn(drawn)
+    if guided.is_available():
+        session.count("led by coverage", guided.run(session, _guided_runs(session), seconds))
+    else:
+        session.count("not led by coverage: no atheris here (pip install 'shm-tensor-arena[fuzz]')")
+
+
+def _guided_runs(session: Session) -> int:
+    if session.runs is not None:
+        return session.runs
+    return -1 if session.seconds is not None else CASES
+
+
+def _drawn(session: Session) -> None:
     with Pool() as pool:
         worker = pool.take()
-        cases = session.cases(1000)
+        cases = session.cases(CASES)
         while batch := [case for case, _ in zip(cases, range(BATCH))]:
             worker.start(damage, session.seed, batch[0], len(batch))
             at = batch[0]
@@ -54,9 +79,17 @@ def corruption(session: Session) -> None:
 def damage(side: Side, seed: int, first: int, n: int) -> None:
     """Some cases, each with a queue of its own."""
     for case in range(first, first + n):
-        rng = Session(seed).rng(case)
-        kind = rng.choice([_segment, _segment, _record, _handle, _frames, _cache])
-        side.say((case, f"{kind.__name__[1:]}: {kind(rng)}"))
+        side.say((case, damage_once(Session(seed).rng(case))))
+
+
+def damage_once(rng: Random) -> str:
+    """One case, drawn from this generator; what was damaged, and what came of it.
+
+    Raises:
+        Failure: damage was shown, or did more than it may.
+    """
+    kind = rng.choice(KINDS)
+    return f"{kind.__name__[1:]}: {kind(rng)}"
 
 
 def changed(rng: Random, data: bytes) -> bytes:
@@ -242,3 +275,46 @@ def _cache(rng: Random) -> str:
         return "unnoticed"
 
 
+def _stub(rng: Random) -> str:
+    """What a pickle says of a tensor beside it: its dtype, shape and strides.  No byte outside of its own buffer is read."""
+    writer, reader = _queue()
+    try:
+        end: Any = writer._end
+        tensor = torch.arange(rng.choice([100, 4096]), dtype=torch.uint8)
+
+        original = end._encoder._reduce_tensor
+        end._encoder._reduce_tensor = lambda t: _altered(rng, original(t))
+        writer.enqueue([1, tensor], 1)
+        try:
+            received: Any = reader.dequeue(0)
+        except STUB_REFUSALS as error:
+            return type(error).__name__
+        if received[1].untyped_storage().nbytes() > max(tensor.nbytes, 1):
+            raise Failure(f"{received[1].shape} of {received[1].dtype} over {tensor.nbytes} bytes")
+        received[1].clone()
+        return "fits"
+    finally:
+        reader.shutdown()
+        writer.shutdown()
+
+
+def _altered(rng: Random, reduced: Any) -> Any:
+    """A reduction with one to three of its numbers wrong."""
+    rebuild, (marker, dtype, shape, strides) = reduced
+    for _ in range(rng.randint(1, 3)):
+        what = rng.randrange(3)
+        if what == 0:
+            dtype = rng.choice([*tensors.DLPACK.values(), (9, 9), (0, 0), (255, 255), None])
+        elif what == 1:
+            shape = tuple(_number(rng) for _ in range(rng.randrange(5)))
+        else:
+            strides = tuple(_number(rng) for _ in range(rng.randrange(5)))
+    return rebuild, (marker, dtype, shape, strides)
+
+
+def _number(rng: Random) -> int:
+    numbers: list[int] = [*range(8), 50, 100, 4096, -1, 2**31, 2**62, 2**63 - 1, 2**63, -(2**63)]
+    return rng.choice(numbers)
+
+
+KINDS = (_segment, _segment, _record, _stub, _handle, _frames, _cache, _record)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import guided_fault
 import pytest
 from click.testing import CliRunner
 
 from fuzz import canary as canaries
-from fuzz import command, targets
+from fuzz import command, guided, targets
 from fuzz.exhaustion import COMBINATIONS
 from fuzz.planted import FAULTS
 from fuzz.session import Failure, Session
@@ -82,6 +84,24 @@ def test_canary_fails_as_it_must_and_says_how_to_replay() -> None:
 def test_canary_that_sees_nothing_exits_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canaries, "provoke", lambda fault: None)
     assert CliRunner().invoke(command.main, ["canary", "--fault", "crash"]).exit_code == 0
+
+
+@pytest.mark.skipif(not guided.is_available(), reason="no atheris here: pip install 'shm-tensor-arena[fuzz]'")
+def test_coverage_leads_to_a_planted_fault_that_chance_does_not_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four bytes, one after the other: one input of four thousand millions."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    with pytest.raises(Failure, match=r"a fault four draws deep[\s\S]*python -m fuzz bytes --input [0-9a-f]+") as failure:
+        guided.run(Session(1), 200_000, 100, "guided_fault:fault")
+    replay = re.findall("--input ([0-9a-f]+)", str(failure.value))[-1]
+    with pytest.raises(Failure, match="a fault four draws deep"):
+        guided_fault.fault(guided.Choices(bytes.fromhex(replay)))
+    guided_fault.fault(guided.Choices(b""))
+
+
+def test_choices_come_from_the_bytes_and_end_in_zeros() -> None:
+    choices = guided.Choices(bytes([5 << 4, 1, 2, 3]))
+    assert [choices.randrange(8), choices.getrandbits(8), choices.randbytes(2)] == [5, 1, b"\x02\x03"]
+    assert [choices.randrange(1000), choices.choice("abc"), choices.random()] == [0, "a", 0.0]
 
 
 def test_list_names_every_target() -> None:
