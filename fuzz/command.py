@@ -65,6 +65,13 @@ def _options(name: str) -> list[click.Parameter]:
             click.Option(["--trace"], type=click.IntRange(min=0), default=20, help="log every n-th step's match; 0: none"),
             click.Option(["--stride"], type=click.IntRange(min=1), default=1, help="every n-th step only"),
         ]
+    if name == "cachepoints":
+        options += [
+            click.Option(["--role"], type=click.Choice(["writer", "reader"]), multiple=True, help="who is hit"),
+            click.Option(["--signal"], type=click.Choice(["kill", "stop", "exception"]), multiple=True, help="by what"),
+            click.Option(["--at"], type=click.IntRange(min=0), help="before this step only"),
+            click.Option(["--stride"], type=click.IntRange(min=1), default=1, help="every n-th step only"),
+        ]
     if name == "soak":
         options += [
             click.Option(["--readers"], type=click.IntRange(1, 63), default=3, help="how many readers there are"),

@@ -19,6 +19,7 @@ _MODULES = {
     "pickle": "fuzz.graphs",
     "extents": "fuzz.extents",
     "cache": "fuzz.cache",
+    "cachepoints": "fuzz.cachepoints",
     "soak": "fuzz.soak",
     "canary": "fuzz.canary",
 }

@@ -26,6 +26,7 @@ SMOKE: dict[str, dict[str, Any]] = {
     "pickle": {"runs": 150},
     "extents": {"runs": 1},
     "cache": {"runs": 80},
+    "cachepoints": {"stride": 97},
     "soak": {"seconds": 2.0, "readers": 2},
 }
 DEEP: dict[str, dict[str, Any]] = {
@@ -38,6 +39,7 @@ DEEP: dict[str, dict[str, Any]] = {
     "pickle": {"runs": 20_000},
     "extents": {},
     "cache": {"runs": 5000},
+    "cachepoints": {},
     "soak": {"seconds": 1800.0, "readers": 4},
 }
 
