@@ -1,9 +1,10 @@
 """`python -m spec mutants`: would all this notice? Seeded faults against the detectors, as a matrix.
 
 The faults are made by machine, one small change each (`mutants_python.py`, `mutants_c.py`): of the model of the message
-slots, of the atomics header, of the C code of ring and slots, and of `arena/protocol` and `arena/message/leases.py`. Each
-runs in a copy of the tree against every detector that can see it. A mutant that all of them pass is equivalent, with a
-reason in `mutants_equivalent.py`, or it is a hole.
+slots, of the atomics header, of the C code, and of `arena/protocol` and `arena/message/leases.py`. Each runs in a copy of
+the tree against the detectors that can see it, the quickest first: the searches of `mutants_detect.py`, and the tests that
+run the changed function, by modules. A mutant that all of them pass is equivalent, with a reason in
+`mutants_equivalent.py`, or it is a hole.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import random
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
 
 import click
 from rich.console import Console
@@ -24,13 +29,66 @@ from rich.table import Table
 from spec.mutants_c import mutants_of_code, mutants_of_header
 from spec.mutants_equivalent import reason
 from spec.mutants_python import Mutant, mutants_of
-from spec.mutants_run import DETECTORS, ROOT, Detector, Tree
+from spec.mutants_run import ROOT, TimedTest, Tree
 
 HEADER = "csrc/arena_atomics.h"
-CODE = ("csrc/arena_ring.c", "csrc/arena_slots.c", "csrc/arena_internal.h")
-PYTHON = ("arena/protocol/slots.py", "arena/protocol/ring.py", "arena/protocol/extents.py", "arena/message/leases.py")
-MODEL = "spec/models/message_slots_actions.py"
+CODE_NAMES = ("ring.c", "record.c", "slots.c", "objects.c", "lease.c", "gates.c", "internal.h")
+CODE = tuple(f"csrc/arena_{name}" for name in CODE_NAMES)
+PROTOCOL = ("slots", "ring", "extents", "objects", "members", "eviction", "warmth")
+PYTHON = (*(f"arena/protocol/{name}.py" for name in PROTOCOL), "arena/message/leases.py")
+MODEL = ("spec/models/message_slots_actions.py", "spec/models/message_slots_state.py")
 GROUPS = ("model", "header", "code", "python")
+
+MODEL_FUNCTIONS = frozenset(
+    (
+        "claim", "outdated", "copy", "publish", "enqueue", "has_room", "abort", "reclaim", "taken_out", "admit", "joined",
+        "receive", "lease", "drop", "dma_complete", "release", "stored_done", "reader_death", "writer_death", "is_free",
+    )
+)  # fmt: skip
+CHECKS = {"model": ("model",), "header": ("orders",), "code": (), "python": ()}
+
+# The tests that hold the code. A map of what each runs selects from them for a Python function; for C see SEES.
+TESTS = tuple(
+    f"tests/{name}.py"
+    for name in (
+        "spec/test_accesses", "spec/test_slot_writer", "spec/test_object_writer", "spec/test_ring_ends",
+        "spec/test_members_alone", "spec/test_lockstep_ring",
+        "spec/test_lockstep", "spec/test_lockstep_objects", "spec/test_lockstep_gates", "spec/test_lockstep_queue",
+        "spec/test_contracts", "test_extents", "test_extents_in_chunks", "test_extents_restored",
+        "test_members", "test_leases", "test_gates", "test_cache_eviction", "test_cache_objects", "test_cache_readers",
+        "test_cache_writer_ends", "test_codec", "test_queue", "test_turns", "test_deaths",
+    )
+)  # fmt: skip
+SLOW_S = 5.0  # a test that takes longer is run with --all-detectors only
+ENDS = ("test_accesses", "test_ring_ends", "test_slot_writer", "test_object_writer", "test_members_alone")
+EVERYWHERE = (*ENDS, "test_leases", "test_queue", "test_deaths")
+OBJECTS = ("test_object_writer", "test_lockstep_objects", "test_cache_objects", "test_cache_readers")
+GATES = ("test_lockstep_gates", "test_gates")
+SEES = {
+    **dict.fromkeys((HEADER, *MODEL), ()),
+    "csrc/arena_ring.c": (*EVERYWHERE, "test_lockstep_ring", "test_lockstep_queue"),
+    "csrc/arena_record.c": ("test_codec", "test_queue"),
+    "csrc/arena_slots.c": (*EVERYWHERE, *OBJECTS, *GATES, "test_lockstep"),
+    "csrc/arena_objects.c": OBJECTS,
+    "csrc/arena_lease.c": (*EVERYWHERE, *OBJECTS, *GATES),
+    "csrc/arena_gates.c": GATES,
+    "csrc/arena_internal.h": (*EVERYWHERE, *GATES),
+}
+
+
+class Row(NamedTuple):
+    """What came of a mutant: by detector "killed", "hung" or "passed", and the processor time that it took."""
+
+    mutant: Mutant
+    said: dict[str, str]
+    cpu_s: float
+
+    @property
+    def verdict(self) -> str:
+        """killed, equivalent, or alive."""
+        if any(answer != "passed" for answer in self.said.values()):
+            return "killed"
+        return "equivalent" if reason(self.mutant) else "alive"
 
 
 def mutants(group: str) -> list[Mutant]:
@@ -39,71 +97,122 @@ def mutants(group: str) -> list[Mutant]:
         return list(mutants_of_header(HEADER, (ROOT / HEADER).read_text()))
     if group == "code":
         return [each for path in CODE for each in mutants_of_code(path, (ROOT / path).read_text())]
-    paths = PYTHON if group == "python" else (MODEL, "spec/models/message_slots_state.py")
+    paths = PYTHON if group == "python" else MODEL
     functions = MODEL_FUNCTIONS if group == "model" else None
     return [each for path in paths for each in mutants_of(path, (ROOT / path).read_text(), functions)]
 
 
-MODEL_FUNCTIONS = frozenset(
-    (
-        "claim", "outdated", "copy", "publish", "enqueue", "has_room", "abort", "reclaim", "taken_out", "admit", "joined",
-        "receive", "lease", "drop", "dma_complete", "release", "stored_done", "reader_death", "writer_death", "is_free",
-    )
-)  # fmt: skip
+def measured(trees: Sequence[Tree], pool: ThreadPoolExecutor) -> list[TimedTest]:
+    """The tests as they are on the tree without a fault: how long each takes, and which functions it runs."""
+    queue, console = deque(TESTS), Console(stderr=True)
+
+    def take(tree: Tree) -> Iterator[TimedTest]:
+        while queue:
+            module = queue.popleft()
+            code = tree.call("coverage", 1200, modules=[module], sources=PYTHON, report="coverage.json")
+            found = json.loads((tree.folder / "coverage.json").read_text())
+            if code is None or not found:
+                raise RuntimeError(f"without any fault {module} does not run: {tree.output()}")
+            for name, each in found.items():
+                if each["failed"]:
+                    console.print(f"left out, as it fails without any fault: {name}")
+                else:
+                    yield TimedTest(name, each["seconds"], frozenset(each["functions"]))
+
+    return [test for tests in pool.map(lambda tree: list(take(tree)), trees) for test in tests]
 
 
-def detectors_for(deep: bool) -> list[Detector]:
-    return [each for each in DETECTORS if deep or not each.is_deep]
+def mapped(trees: Sequence[Tree], pool: ThreadPoolExecutor, file: Path | None) -> list[TimedTest]:
+    """`measured`, or what it was when the file was written."""
+    if file is not None and file.exists():
+        return [TimedTest(name, seconds, frozenset(functions)) for name, seconds, functions in json.loads(file.read_text())]
+    tests = measured(trees, pool)
+    if file is not None:
+        file.write_text(json.dumps([(test.name, test.seconds, sorted(test.functions)) for test in tests]))
+    return tests
 
 
-def verdict(mutant: Mutant, said: dict[str, str]) -> str:
-    """killed, equivalent, or alive."""
-    if any(answer != "passed" for answer in said.values()):
-        return "killed"
-    return "equivalent" if reason(mutant) else "alive"
+def tests_for(mutant: Mutant, tests: Sequence[TimedTest], *, slow: bool) -> list[TimedTest]:
+    """Those that can see a mutant."""
+    tests = [test for test in tests if slow or test.seconds < SLOW_S]
+    if mutant.path in SEES:
+        return [test for test in tests if test.module in SEES[mutant.path]]
+    return [test for test in tests if mutant.function in test.functions]
 
 
 @click.command()
 @click.option("--group", "groups", multiple=True, type=click.Choice(GROUPS), help="Only these mutants; all by default.")
-@click.option("--sample", type=int, default=12, show_default=True, help="How many, drawn at random; 0 for all.")
+@click.option("--sample", type=int, default=0, help="Only so many, drawn at random.")
 @click.option("--only", default="", help="Only mutants with this text in their names, such as a path or a line.")
 @click.option("--seed", type=int, default=None, help="Of the sample; printed.")
-@click.option("--deep", is_flag=True, help="The slow detectors too, and every one of them for the whole matrix.")
+@click.option("--all-detectors", is_flag=True, help="Not only up to the first that notices; and try the equivalent.")
+@click.option("--processes", type=click.IntRange(1), default=2, show_default=True, help="How many at a time.")
+@click.option("--map", "file", type=click.Path(path_type=Path), help="Where to keep what each test runs, for the next time.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
-def command(groups: Sequence[str], sample: int, only: str, seed: int | None, deep: bool, as_json: bool) -> None:
+def command(
+    groups: Sequence[str], sample: int, only: str, seed: int | None, all_detectors: bool, processes: int,
+    file: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Run the detectors against seeded faults; exit code 1 if one survives that is not known to be equivalent."""
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
-    chosen = [each for group in groups or GROUPS for each in mutants(group) if only in each.name]
+    chosen = [(group, each) for group in groups or GROUPS for each in mutants(group) if only in each.name]
     of_all = len(chosen)
     if sample and sample < len(chosen):
         chosen = random.Random(seed).sample(chosen, sample)
     console = Console(stderr=as_json)
     console.print(f"{len(chosen)} of {of_all} mutants, seed {seed}")
-    names = [each.name for each in detectors_for(deep)]
     rows = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        tree = Tree(Path(folder) / "tree")
-        for mutant in chosen:
-            start = time.monotonic()
-            said = tree.runs(mutant, detectors_for(deep), all_of_them=deep)
-            rows.append((mutant, said, verdict(mutant, said)))
-            if as_json:
-                about = {"mutant": mutant.name, "detectors": said, "verdict": rows[-1][2], "reason": reason(mutant)}
-                click.echo(json.dumps({**about, "seconds": round(time.monotonic() - start, 1)}))
+    start = time.monotonic()
+    for row in run(chosen, processes, file, all_detectors=all_detectors):
+        rows.append(row)
+        if as_json:
+            about = {"mutant": row.mutant.name, "detectors": row.said, "verdict": row.verdict, "reason": reason(row.mutant)}
+            click.echo(json.dumps({**about, "cpu_s": round(row.cpu_s, 1)}))
     if not as_json:
-        show(console, names, rows)
-    alive = [mutant.name for mutant, _, outcome in rows if outcome == "alive"]
-    counts = Counter(outcome for _, _, outcome in rows)
-    console.print(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
-    if alive:
+        show(console, rows)
+    counts = Counter(row.verdict for row in rows)
+    totals = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    cpu_s = sum(row.cpu_s for row in rows)
+    console.print(f"{totals}; {time.monotonic() - start:.0f} s, of processor time {cpu_s:.0f} s")
+    if counts["alive"]:
         sys.exit(1)
 
 
-def show(console: Console, names: Sequence[str], rows: Sequence[tuple[Mutant, dict[str, str], str]]) -> None:
-    """The matrix: x killed, . passed, blank where the detector does not look."""
+def run(
+    chosen: Sequence[tuple[str, Mutant]], processes: int, file: Path | None, *, all_detectors: bool
+) -> Iterator[Row]:
+    """Each mutant against the detectors that can see it, some at a time; in order."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-")))
+        trees = [stack.enter_context(Tree(folder / str(number))) for number in range(processes)]
+        pool = stack.enter_context(ThreadPoolExecutor(processes))
+        is_mapped = any(SEES.get(mutant.path, True) for _, mutant in chosen)
+        tests = mapped(trees, pool, file) if is_mapped else []
+        free: SimpleQueue[Tree] = SimpleQueue()
+        for tree in trees:
+            free.put(tree)
+
+        def one(group: str, mutant: Mutant) -> Row:
+            if reason(mutant) and not all_detectors:
+                return Row(mutant, {}, 0.0)
+            tree = free.get()
+            try:
+                start = tree.cpu_s
+                asked = tests_for(mutant, tests, slow=all_detectors)
+                said = tree.runs(mutant, CHECKS[group], asked, first_only=not all_detectors)
+                return Row(mutant, said, tree.cpu_s - start)
+            finally:
+                free.put(tree)
+
+        yield from pool.map(lambda pair: one(*pair), chosen)
+
+
+def show(console: Console, rows: Sequence[Row]) -> None:
+    """The matrix: x killed, . passed, blank where the detector does not look or was not asked."""
     marks = {"killed": "x", "hung": "x (hung)", "passed": "."}
+    names = sorted({name for row in rows for name in row.said})
     table = Table("mutant", *names, "", highlight=False)
-    for mutant, said, outcome in rows:
-        cells = ["compiler" if "compiler" in said else marks.get(said.get(name, ""), "") for name in names]
-        table.add_row(mutant.name, *cells, reason(mutant) if outcome == "equivalent" else outcome)
+    for row in rows:
+        cells = [marks.get(row.said.get(name, ""), "") for name in names]
+        table.add_row(row.mutant.name, *cells, reason(row.mutant) if row.verdict == "equivalent" else row.verdict)
     console.print(table)

@@ -8,7 +8,6 @@ from spec.mutants_python import Mutant
 EQUIVALENT: dict[tuple[str, str], str] = {
     ("slots.py", "__init__: 0 -> 1 in self.offsets"): "a slot's offset is set by its claim, before anybody asks for it",
     ("slots.py", "__init__: 0 -> 1 in self.lengths"): "a slot's length is set by its claim, before anybody asks for it",
-    ("ring.py", "clear_entry: without: self._words"): "the note of an entry only spares another look",
     ("slots.py", "adopt: 0 -> 1 in self.required"): "nobody asks what an object's slot requires: its hold words decide",
 }
 

@@ -16,7 +16,8 @@ class Mutant:
     path: str
     line: int
     what: str
-    make: Callable[[], str]  # thousands are named, few are made
+    make: Callable[[], str]  # a thousand are named, few are made at a time
+    function: str = ""  # of Python: the file, a colon, the function's name with its class
 
     @property
     def text(self) -> str:
@@ -51,39 +52,60 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 
 
 def mutants_of(path: str, source: str, functions: frozenset[str] | None = None) -> Iterator[Mutant]:
-    """Every mutant of a file, or of some of its functions, in order of lines."""
+    """Every mutant of a file, or of some of its functions, function by function."""
     tree, lines = ast.parse(source), source.splitlines()
-    for index, node in enumerate(ast.walk(tree)):
-        if not isinstance(node, ast.FunctionDef) or (functions is not None and node.name not in functions):
+    for whole, node in functions_of(tree):
+        if functions is not None and node.name not in functions:
             continue
         inside = {id(each) for statement in node.body for each in executed(statement)}
-        for inner_index, inner in enumerate(ast.walk(node)):
+        for index, inner in enumerate(ast.walk(node)):
             if id(inner) not in inside:
                 continue
             for what in edits(inner):
                 line = getattr(inner, "lineno", node.lineno)
                 where = f" in {lines[line - 1].strip()[:60]}" if isinstance(inner, ast.Constant) else ""
-                yield Mutant(path, line, f"{node.name}: {what}{where}", partial(mutated, tree, index, inner_index))
+                make = partial(mutated, tree, whole, index)
+                yield Mutant(path, line, f"{node.name}: {what}{where}", make, f"{path}:{whole}")
+
+
+def functions_of(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The functions of a module and the methods of its classes, by name."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            for each in node.body:
+                if isinstance(each, ast.FunctionDef):
+                    yield f"{node.name}.{each.name}{'=' if is_setter(each) else ''}", each
+
+
+def is_setter(node: ast.FunctionDef) -> bool:
+    return any(isinstance(each, ast.Attribute) and each.attr == "setter" for each in node.decorator_list)
 
 
 def executed(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a statement, without annotations and without zip's check that nothing is missing."""
-    passive = [each.annotation for each in ast.walk(statement) if isinstance(each, ast.AnnAssign)]
-    passive += [each.value for each in ast.walk(statement) if isinstance(each, ast.keyword) and each.arg == "strict"]
+    """The nodes of a statement, without those that say something and do nothing (see `is_said`)."""
+    passive = [each for each in ast.walk(statement) if is_said(each)]
+    passive += [each.annotation for each in ast.walk(statement) if isinstance(each, ast.AnnAssign)]
     skipped = {id(each) for one in passive for each in ast.walk(one)}
     return (each for each in ast.walk(statement) if id(each) not in skipped)
 
 
-def mutated(tree: ast.Module, function: int, node: int) -> str:
+def is_said(node: ast.AST) -> bool:
+    """What is for people: texts, such as an error's, log lines, traces, docstrings; and zip's check of lengths."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant) or ast.unparse(node).startswith(("log.", "trace."))
+    if isinstance(node, ast.keyword):
+        return node.arg == "strict"
+    return isinstance(node, ast.JoinedStr)
+
+
+def mutated(tree: ast.Module, function: str, index: int) -> str:
     """The source with one node of one function changed."""
     copy = deepcopy(tree)
-    inside = nth(copy, function)
-    apply(inside, nth(inside, node))
+    inside = dict(functions_of(copy))[function]
+    apply(inside, next(node for at, node in enumerate(ast.walk(inside)) if at == index))
     return ast.unparse(ast.fix_missing_locations(copy))
-
-
-def nth(tree: ast.AST, index: int) -> ast.AST:
-    return next(node for at, node in enumerate(ast.walk(tree)) if at == index)
 
 
 def edits(node: ast.AST) -> list[str]:
@@ -98,12 +120,19 @@ def edits(node: ast.AST) -> list[str]:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return [f"without the not: {shown}"]
     if isinstance(node, (ast.If, ast.IfExp)):
-        return [f"negated: if {ast.unparse(node.test)[:60]}"]
+        return [] if is_negated_inside(node.test) else [f"negated: if {ast.unparse(node.test)[:60]}"]
     if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int)):
         return [f"{node.value!r} -> {changed(node.value)!r}"]
     if is_removable(node):
         return [f"without: {shown}"]
     return []
+
+
+def is_negated_inside(test: ast.expr) -> bool:
+    """Whether an edit of the test itself negates it: no fault is made twice."""
+    if isinstance(test, ast.Compare):
+        return len(test.ops) == 1 and isinstance(test.ops[0], (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn))
+    return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
 
 
 def changed(value: int) -> int:

@@ -1,4 +1,7 @@
-"""Extents that are made anew from what is taken are the same extents: what a signal handler's exception cut short."""
+"""Extents that are made anew from what is taken are the same extents: what a signal handler's exception cut short.
+
+And a few placings, one by one, that the searches of the other tests find at random.
+"""
 
 from __future__ import annotations
 
@@ -54,3 +57,23 @@ def test_a_full_area_has_no_free_range() -> None:
     extents.restore({0: PAGE, PAGE: PAGE})
     assert extents.free_ranges() == []
     assert extents.take(1) is None
+
+
+def test_an_extent_keeps_within_a_chunk_and_what_it_skips_stays_free() -> None:
+    extents = Extents(8 * PAGE, 4 * PAGE)
+    assert extents.take(3 * PAGE) == 0
+    assert extents.take(2 * PAGE) == 4 * PAGE
+    assert extents.free_ranges() == [(3 * PAGE, 4 * PAGE), (6 * PAGE, 8 * PAGE)]
+    assert extents.largest_free_bytes() == 2 * PAGE
+    assert extents.take(1) == 3 * PAGE
+    assert extents.take(2 * PAGE) == 6 * PAGE
+    assert extents.largest_free_bytes() == 0
+    extents.give(4 * PAGE)
+    assert extents.take(PAGE) == 4 * PAGE
+    assert extents.free_ranges() == [(5 * PAGE, 6 * PAGE)]
+
+
+def test_a_chunk_may_be_a_page_and_an_extent_longer_than_it() -> None:
+    extents = Extents(4 * PAGE, PAGE)
+    assert extents.take(PAGE) == 0
+    assert extents.take(3 * PAGE) == PAGE

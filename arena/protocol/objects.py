@@ -75,11 +75,12 @@ class ObjectWriter:
 
     def adopt(self, slot: int) -> bool:
         """Makes an unpublished loan an object's slot, closed; False if it is no loan any more."""
+        if self._slots.states[slot] is not State.LOANED:  # what is an object has its own loan to wait for
+            return False
         generations = self._slots.generations
         lent_as = generations[slot]
         self._loans[slot], self._lent[slot] = lent_as, 1 << self._slots.loan_row  # first: nothing is free without them
-        if not self._slots.adopt(slot):
-            return False
+        self._slots.adopt(slot)
         generations[slot] = lent_as + 1 | 1
         return True
 

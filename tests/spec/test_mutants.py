@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from spec.mutants import GROUPS, mutants
 from spec.mutants_c import mutants_of_code, mutants_of_header
 from spec.mutants_equivalent import EQUIVALENT
-from spec.mutants_python import mutants_of
-from spec.mutants_run import ROOT
+from spec.mutants_python import Mutant, mutants_of
+from spec.mutants_run import ROOT, TimedTest, Tree, outcomes
 
 SOURCE = """
 def claim(free, pending):
@@ -73,20 +76,102 @@ def test_there_are_mutants(group: str) -> None:
     assert len(names) > 40
 
 
+def test_no_fault_is_made_twice_and_none_of_what_is_only_said() -> None:
+    source = """
+class Some:
+    @property
+    def it(self) -> int:
+        \"\"\"What it is.\"\"\"
+        log.warning("%d", 3)
+        trace.observe(self, 1)
+        if self.other is None:
+            raise ValueError(f"{self.number + 1} is none")
+        number: dict[int, 0] = list(zip(a, b, strict=True))
+        return number
+
+    @it.setter
+    def it(self, value: int) -> None:
+        self.other = value
+"""
+    found = [(each.what, each.function) for each in mutants_of("a.py", source)]
+    assert found == [
+        ("it: self.other is None -> IsNot", "a.py:Some.it"),
+        ("it: without: self.other = value", "a.py:Some.it="),
+    ]
+
+
+# ---- the detectors as they are run ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
+    with Tree(tmp_path_factory.mktemp("mutants") / "tree") as made:
+        yield made
+
+
+def test_without_a_fault_the_detectors_pass(tree: Tree) -> None:
+    nothing = Mutant("arena/protocol/extents.py", 1, "nothing", (ROOT / "arena/protocol/extents.py").read_text)
+    tests = [TimedTest("tests/test_extents.py::test_no_bytes_at_all", 1.0, frozenset())]
+    said = tree.runs(nothing, ("model", "orders"), tests, first_only=False)
+    assert said == {"model": "passed", "orders": "passed", "test_extents": "passed"}, tree.output()
+
+
+def test_a_fault_is_killed_and_then_forgotten(tree: Tree) -> None:
+    path, test = "arena/protocol/extents.py", TimedTest("tests/test_extents.py::test_no_bytes_at_all", 1.0, frozenset())
+    text = (ROOT / path).read_text()
+    for fault, verdict in (("self.used_bytes = 0", "killed"), ("nothing at all", "passed")):
+        mutant = Mutant(path, 1, fault, partial(str, text.replace(fault, "raise OSError")))
+        assert tree.runs(mutant, (), [test], first_only=True) == {"test_extents": verdict}
+    assert (tree.folder / path).read_text() == text
+
+
+def test_a_fault_in_c_is_compiled_and_one_that_does_not_compile_is_killed(tree: Tree) -> None:
+    path, test = "csrc/arena_ring.c", TimedTest("tests/spec/test_ring_ends.py::test_nobody_to_watch", 1.0, frozenset())
+    text = (ROOT / path).read_text()
+    library = tree.folder / "arena/_native.abi3.so"
+    for fault, said in (
+        ("#define LENGTH_BYTES 8", {"test_ring_ends": "passed"}),
+        ("#error no", {"compiler": "killed"}),
+    ):
+        mutant = Mutant(path, 1, fault, partial(str, f"{fault}\n{text}"))
+        assert tree.runs(mutant, (), [test], first_only=True) == said
+        assert library.exists()
+
+
+def test_a_test_that_hangs_or_ends_its_process_is_a_kill() -> None:
+    report = "started a/test_x.py::one\nfinished a/test_x.py::one\nstarted a/test_y.py::two\n"
+    assert outcomes(report, 1) == {"test_x": "passed", "test_y": "hung"}
+    assert outcomes(report, None) == {"test_x": "passed", "test_y": "hung"}
+    assert outcomes(report, -11) == {"test_x": "passed", "test_y": "killed"}
+    assert outcomes("", 4) == {"pytest": "killed"}
+    failed = report.replace("finished", "failed")
+    assert outcomes(failed, 1)["test_x"] == "killed"
+
+
+def test_what_a_test_runs_is_seen_in_this_process_and_in_a_forked_one(tree: Tree) -> None:
+    sources = ["arena/protocol/extents.py"]
+    code = tree.call("coverage", modules=["tests/test_extents_restored.py"], sources=sources, report="c.json")
+    found = json.loads((tree.folder / "c.json").read_text())
+    full = found["tests/test_extents_restored.py::test_a_full_area_has_no_free_range"]
+    assert code == 0
+    assert not full["failed"]
+    assert "arena/protocol/extents.py:Extents.restore" in full["functions"]
+    assert "arena/protocol/extents.py:Extents.give" not in full["functions"]
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "spec", "mutants", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=7000)
 
 
 def test_a_sample_is_killed() -> None:
-    done = run("--group", "header", "--sample", "2", "--seed", "3")
+    done = run("--group", "header", "--group", "model", "--sample", "6", "--seed", "3", "--processes", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 killed" in done.stdout
+    assert "6 killed" in done.stdout
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("group", GROUPS)
-def test_all_are_killed_or_equivalent(group: str) -> None:
-    done = run("--group", group, "--sample", "0", "--deep")
+def test_all_are_killed_or_equivalent() -> None:
+    done = run()
     assert done.returncode == 0, done.stdout + done.stderr

@@ -61,6 +61,7 @@ def test_an_object_is_open_from_its_publication_to_its_eviction(
     slot = writer.claim(PAGE)
     assert isinstance(slot, int)
     assert shared_generation(segment, slot) % 2 == 1
+    assert slots.states[slot] is State.OBJECT
     to_be = writer.grant_to_be(slot)
     assert writer.publish_object(slot) == to_be == Grant(slot, shared_generation(segment, slot))
     assert to_be.generation % 2 == 0
@@ -102,14 +103,23 @@ def test_what_any_row_holds_is_not_reused(segment: Any, slots: SlotWriter, write
     assert slots.usage() == (2, PAGE)
     drop(lease.c_grant)
     assert slots.collect() == 0  # an object's slot is none of the released ones
-    assert slots.usage() == (3, 0)  # but what is collected looks at it, too
+    assert slots.states[grant.slot] is State.FREE  # but whoever collects looks at it, too
+    assert slots.usage() == (3, 0)
     ffi.release(reader._holds)
 
 
+def test_what_is_counted_looks_at_what_drains(slots: SlotWriter, writer: ObjectWriter) -> None:
+    writer.evict(put(writer).slot)
+    assert slots.usage() == (3, 0)
+
+
+@pytest.mark.parametrize("earlier", [0, 1], ids=["odd generation", "even generation"])
 @pytest.mark.parametrize("order", [("evict", "drop"), ("drop", "evict")])
 def test_a_loan_that_became_an_object_is_free_when_its_tensor_is_gone_too(
-    slots: SlotWriter, writer: ObjectWriter, order: tuple[str, str]
+    slots: SlotWriter, writer: ObjectWriter, order: tuple[str, str], earlier: int
 ) -> None:
+    for _ in range(earlier):
+        slots.free(lent(slots))
     slot = slots.claim(PAGE)
     assert isinstance(slot, int)
     own = slots.open_own_grant(slot)
@@ -129,8 +139,20 @@ def test_a_loan_that_became_an_object_is_free_when_its_tensor_is_gone_too(
             drop(own)
     assert writer.scan() == 1
     assert slots.usage() == (3, 0)
-    writer.evict(put(writer).slot)  # the next object in the slot has no loan to wait for
+    other = lent(slots)  # another loan of the slot, which is no object
+    lib.arena_slot_release(slots._mapping, slots.loan_row, other, slots.generations[other])
+    assert slots.collect() == 1
+    again = put(writer)  # and then an object that was none
+    assert slot == other == again.slot
+    writer.evict(again.slot)
     assert writer.scan() == 1
+
+
+def lent(slots: SlotWriter) -> int:
+    slot = slots.claim(PAGE)
+    assert isinstance(slot, int)
+    slots.loan(slot)
+    return slot
 
 
 def test_no_loan_no_object(slots: SlotWriter, writer: ObjectWriter) -> None:

@@ -6,6 +6,7 @@ One process and anonymous memory. Nothing here is timed: a sleep that does not e
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -75,26 +76,31 @@ def park(row: int) -> int:
     return PAGE + row * MEMBER_BYTES + MEMBER_PARK
 
 
+def members_changed(writer: RingWriter) -> bool:
+    return bool(lib.arena_members_changed(writer._segment.mapping, writer._words))
+
+
 # ---- members ----------------------------------------------------------------------------------------------------------
 
 
 def test_admission_starts_at_the_next_record_and_changes_what_was_seen(segment: Any, writer: RingWriter) -> None:
     assert send(writer) is Outcome.OK
     reader = joining(segment, 1)
+    assert reader.rank == 1
     assert not reader.admitted
-    assert writer.members_changed()
+    assert members_changed(writer)
     assert [entry.state for entry in writer.entries()] == [State.EMPTY, State.JOINING]
-    assert not writer.members_changed()
+    assert not members_changed(writer)
     assert reader.wait_admission(0) is Outcome.EMPTY
     assert not reader.admitted
     assert writer.admit(1, writer.entry(1))
-    assert not writer.members_changed()  # its own doing
+    assert not members_changed(writer)  # its own doing
     assert writer.members == 0b10
     assert reader.wait_admission(0) is Outcome.OK
     assert reader.admitted
     assert reader.read() is Outcome.EMPTY
     writer.clear_entry(1)
-    assert not writer.members_changed()
+    assert not members_changed(writer)
     assert writer.entry(1).state is State.EMPTY
 
 
@@ -104,7 +110,23 @@ def test_an_admission_that_comes_too_late_is_none(segment: Any, writer: RingWrit
     reader.leave()
     assert not writer.admit(0, seen)
     assert writer.members == 0
-    assert writer.members_changed()  # it must be looked at again
+    assert members_changed(writer)  # it must be looked at again
+
+
+def test_a_look_is_due_when_an_entry_has_changed_or_after_a_while(segment: Any, writer: RingWriter) -> None:
+    assert writer.look_due()  # for the first time
+    writer._ring.look_us = 2**63
+    assert not writer.look_due()
+    joining(segment, 1)
+    assert writer.look_due()
+    assert writer._ring.look_us < 2**63  # the next one is so much later than this one
+    writer.entries()
+    writer._ring.look_us = 2**63
+    assert not writer.begin()
+    assert writer.begun == writer.position == 0
+    writer._ring.look_us = 0
+    assert writer.begin()
+    assert writer._ring.look_us > 0
 
 
 def test_lag_is_of_members(segment: Any, writer: RingWriter) -> None:
@@ -134,6 +156,63 @@ def test_a_cursor_that_cannot_be_is_told_and_gives_no_room(segment: Any, writer:
     assert writer.impossible_rows == 0b1
     writer.impossible_rows = 0
     assert writer.impossible_rows == 0
+
+
+# ---- step by step -----------------------------------------------------------------------------------------------------
+
+
+def test_each_step_of_a_record_does_its_part(segment: Any, writer: RingWriter) -> None:
+    """`send` and `finish` are these in one call; the lockstep and the crash tests take them one by one."""
+    reader = admitted(segment, writer, 0)
+    for payload in (b"12345678", b"abcdefghi"):
+        reader.park()
+        assert word(segment, park(0), 4) == 1
+        assert writer.reserve(len(payload)) is Outcome.OK
+        writer.write([ffi.from_buffer(payload)], [len(payload)])
+        assert reader.read() is Outcome.EMPTY
+        writer.publish(len(payload))
+        assert reader.read() is Outcome.OK
+        assert bytes(ffi.buffer(*reader.record)) == payload
+        assert word(segment, park(0), 4) == 1
+        writer.wake_readers()
+        assert word(segment, park(0), 4) == 0
+        writer.park()
+        reader.advance()
+        assert writer.lag(0) == 0
+        assert word(segment, HEADER_WRITER_PARK, 4) == 1
+        reader.wake_writer()
+        assert word(segment, HEADER_WRITER_PARK, 4) == 0
+    assert send(writer, PAGE // 2) is Outcome.OK
+    assert writer.reserve(PAGE // 2) is Outcome.NO_ROOM
+
+
+@pytest.mark.parametrize("whose", ["writer", "reader"])
+def test_who_parks_sleeps_until_the_slice_is_over(segment: Any, writer: RingWriter, whose: str) -> None:
+    reader = admitted(segment, writer, 0)
+    end, at = (writer, HEADER_WRITER_PARK) if whose == "writer" else (reader, park(0))
+    end.park()
+    start = time.monotonic()
+    end.sleep(40_000)
+    assert time.monotonic() - start >= 0.04
+    assert word(segment, at, 4) == 1
+    end.unpark()
+    assert word(segment, at, 4) == 0
+
+
+def test_a_plain_record_is_a_pickle_and_nothing_else(segment: Any, writer: RingWriter) -> None:
+    reader = admitted(segment, writer, 0)
+    assert writer.send_plain(7, b"pickled") is Outcome.OK
+    assert reader.wait(0, 0) is Outcome.OK
+    assert bytes(reader.plain or b"") == b"pickled"
+    reader.finish()
+    assert send(writer, 8) is Outcome.OK
+    assert reader.wait(0, 0) is Outcome.OK
+    assert reader.plain is None
+    assert writer.send_plain(8, bytes(PAGE)) is Outcome.NO_ROOM
+
+
+def test_a_record_takes_its_length_and_itself_in_whole_words() -> None:
+    assert [record_footprint(nbytes) for nbytes in (0, 1, 7, 8, 9)] == [8, 16, 16, 16, 24]
 
 
 # ---- waiting for room -------------------------------------------------------------------------------------------------
@@ -181,9 +260,9 @@ def test_a_death_ends_the_writers_sleep(writer: RingWriter, others: int) -> None
     writer.sleep(1)  # nobody has died: a slice
     os.close(pipe_in)
     os.close(pipe_out)
+    os.waitpid(pid, 0)
     writer.sleep(FOREVER_US)
     writer.unpark()
-    os.waitpid(pid, 0)
     for fd in (*living, pidfd):
         os.close(fd)
 
@@ -209,6 +288,7 @@ def test_what_waiting_for_a_record_comes_to(segment: Any, writer: RingWriter) ->
     assert reader.wait(1, 0) is Outcome.EMPTY
     assert word(segment, park(0), 4) == 0
     assert send(writer) is Outcome.OK
+    assert reader.wait(0, 0) is Outcome.OK
     assert reader.wait(10**9, FOREVER_US) is Outcome.OK
     assert reader.record[1] == 8
     reader.finish()
@@ -282,6 +362,19 @@ def test_a_record_that_cannot_be_is_corrupt(segment: Any, writer: RingWriter, da
         word(segment, segment.layout.ring_offset, value=length)
     with pytest.raises(CorruptError, match="no possible record at 0"):
         reader.read()
+
+
+def test_a_record_that_does_not_fit_before_the_end_starts_at_the_beginning(segment: Any, writer: RingWriter) -> None:
+    """What it leaves free is padding, which the reader skips and which counts as read with the record."""
+    reader = admitted(segment, writer, 0)
+    for nbytes in (2000, 1500, 1000, 8, 3000, 600, 2000, 1500, 1000):
+        payload = nbytes.to_bytes(2, "little") * (nbytes // 2)
+        assert writer.send([ffi.from_buffer(payload)], [nbytes]) is Outcome.OK
+        assert reader.read() is Outcome.OK
+        assert bytes(ffi.buffer(*reader.record)) == payload
+        reader.finish()
+        assert writer.lag(0) == 0
+    assert reader.read() is Outcome.EMPTY
 
 
 def test_a_record_may_fill_what_is_left_to_the_byte(segment: Any, writer: RingWriter) -> None:
