@@ -159,37 +159,52 @@ def a_record_says_what_was_packed(number: int, slot: int, generation: int, kind:
     assert [bytes(part) for part in record.payload([3] * n_inline)] == [pickled, *[bytes(3)] * n_inline]
 
 
-def a_record_gives_out_its_own_bytes_only(
-    flags: int, n_grants: int, n_buffers: int, n_inline: int, pickle_bytes: int, length: int
-) -> None:
+def forged(flags: int, n_grants: int, n_buffers: int, n_inline: int, pickle_bytes: int, length: int) -> memoryview:
+    """A record of that length which states these numbers, under the checksum that the stand-in makes of them."""
+    head_sum = (40 + 16 * n_grants) % 2**64
+    head = struct.pack("<IIIIQQQQ", flags, n_grants, n_buffers, n_inline, 7, pickle_bytes, 0, head_sum)
+    return in_memory((head + bytes(length))[:length])
+
+
+def a_record_gives_out_its_own_bytes_only(n_grants: int, n_buffers: int, pickle_bytes: int, spare: int) -> None:
+    assert 0 <= n_grants <= 3
+    assert 0 <= n_buffers <= 3
+    assert 0 <= pickle_bytes <= 16
+    assert -3 <= spare <= 3
+    length = codec.header_bytes(n_grants, n_buffers) + pickle_bytes + spare
+    try:
+        record = codec.Record(forged(0, n_grants, n_buffers, 0, pickle_bytes, length))
+        (pickled,) = record.payload([])
+    except CorruptError:
+        assert spare != 0
+        return
+    assert spare == 0
+    assert (len(record.grants()), len(pickled)) == (n_grants, pickle_bytes)
+
+
+def a_record_that_states_more_than_it_has_is_refused(flags: int, n_grants: int, n_buffers: int, length: int) -> None:
     assert 0 <= flags < 4
     assert 0 <= n_grants < 2**32
     assert 0 <= n_buffers < 2**32
-    assert 0 <= n_inline < 2**32
-    assert 0 <= pickle_bytes < 2**64
     assert 0 <= length <= 200
-    forged = 40 + 16 * n_grants  # what the stand-in makes of header and grants
-    record = struct.pack("<IIIIQQQQ", flags, n_grants, n_buffers, n_inline, 7, pickle_bytes, 0, forged % 2**64)
-    record = (record + bytes(length))[:length]
+    here = codec.header_bytes(n_grants, 0 if flags & codec.OUT_OF_BAND else n_buffers)
     try:
-        found = codec.Record(in_memory(record))
-        parts = [bytes(part) for part in found.payload([0] * n_inline if n_inline < 5 else [])]
+        codec.Record(forged(flags, n_grants, n_buffers, 0, 0, length))
     except CorruptError:
         return
-    assert len(found.grants()) == n_grants
-    assert codec.header_bytes(n_grants, n_buffers) + sum(map(len, parts)) == length
+    assert length >= here
+    assert flags <= codec.OUT_OF_BAND
 
 
-def a_table_names_its_own_grants_only(kind: int, grant: int, offset: int, nbytes: int, n_grants: int) -> None:
-    assert 0 <= kind < 2**32
-    assert 0 <= grant < 2**32
-    assert 0 <= offset < 2**64
-    assert 0 <= nbytes < 2**64
+def a_table_names_its_own_grants_only(kind: int, grant: int, n_grants: int) -> None:
+    assert 0 <= kind <= 5
+    assert 0 <= grant <= 4
     assert 0 <= n_grants <= 3
     head, _ = codec.pack(codec.OUT_OF_BAND, 7, [], [Grant(0, 1)] * n_grants, [codec.Buffer(codec.Kind(0), 0, 0, 0)], 0)
     try:
-        (buffer,) = codec.Record(in_memory(head)).buffers(in_memory(struct.pack("<IIQQ", kind, grant, offset, nbytes)))
+        (buffer,) = codec.Record(in_memory(head)).buffers(in_memory(struct.pack("<IIQQ", kind, grant, 64, 3)))
     except CorruptError:
         return
-    assert buffer == (kind, grant, offset, nbytes)
+    assert kind <= codec.Kind.SLOT_BYTES
+    assert buffer == (kind, grant, 64, 3)
     assert kind < codec.Kind.SLOT_TENSOR or grant < n_grants
