@@ -315,7 +315,7 @@ class _Held:
 
     def tensor(self, nbytes: int) -> torch.Tensor:
         """All of it, as a tensor whose storage keeps the mapping."""
-        return to_tensor(lib.arena_map_tensor(self.member.mapping, 0, _DLPACK_INT, 8, 1, [nbytes], ffi.NULL))
+        return to_tensor(lib.arena_map_tensor, self.member.mapping, 0, _DLPACK_INT, 8, 1, [nbytes], ffi.NULL)
 
     def pin(self, device: Device, nbytes: int, row_bytes: int, *, background: bool) -> None:
         """Registers it, unless it is already; after a failure, tries again."""

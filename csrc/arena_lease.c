@@ -162,12 +162,18 @@ static bool fits(uint64_t nbytes, int bits, int ndim, const int64_t *shape, cons
     return !__builtin_mul_overflow(elements, (uint64_t)bits, &total_bits) && total_bits == nbytes * 8 && last < elements;
 }
 
+/* Instead of a tensor; where memory is short, errno says so as well. */
+static uint64_t unfit(void) {
+    errno = EINVAL;
+    return 0;
+}
+
 static uint64_t address(tensor_node *node) { return (uint64_t)(uintptr_t)node; }
 
 /* A view of `nbytes` of an extent, which holds the grant. */
 uint64_t arena_grant_tensor(arena_grant *g, char *data, uint64_t nbytes, int code, int bits, int ndim,
                             const int64_t *shape, const int64_t *strides) {
-    if (!fits(nbytes, bits, ndim, shape, strides)) return ARENA_UNFIT;
+    if (!fits(nbytes, bits, ndim, shape, strides)) return unfit();
     tensor_node *node = new_tensor(0, code, bits, ndim, shape, strides);
     if (!node) return 0;
     node->managed.tensor.data = data;
@@ -190,7 +196,7 @@ uint64_t arena_map_tensor(arena_mapping *m, uint64_t offset, int code, int bits,
 /* A copy of an inline buffer, in the allocation of its own node. */
 uint64_t arena_copied_tensor(const char *from, uint64_t nbytes, int code, int bits, int ndim, const int64_t *shape,
                              const int64_t *strides) {
-    if (!fits(nbytes, bits, ndim, shape, strides)) return ARENA_UNFIT;
+    if (!fits(nbytes, bits, ndim, shape, strides)) return unfit();
     tensor_node *node = new_tensor(nbytes, code, bits, ndim, shape, strides);
     if (!node) return 0;
     memcpy(node->managed.tensor.data, from, nbytes);

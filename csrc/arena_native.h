@@ -188,7 +188,7 @@ uint32_t arena_row_holds(arena_mapping *m, uint32_t row, uint32_t *slots, uint64
 
 /* ---- leases: a grant is what one message, or one get, gave this process of one slot; tensors share it ---- */
 typedef struct arena_grant arena_grant;
-#define ARENA_UNFIT 1 /* instead of a tensor: its shape does not fit its bytes; 0: no memory */
+/* A tensor is 0 where its shape does not fit its bytes, or memory is short: errno is EINVAL or ENOMEM. */
 arena_grant *arena_grant_open(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation);
 arena_grant *arena_grant_lease(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation, uint64_t *extent,
                                int *outcome, arena_grant **made);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable
@@ -299,3 +300,53 @@ def test_a_forked_child_keeps_no_descriptor_of_the_memory() -> None:
             assert not os.path.exists(path) or os.readlink(path) != target
 
         assert in_child(look, os._exit) == 0
+
+
+def interrupted_at(us: float, call: Callable[[], Any]) -> Any:
+    """What a call returned, or None if the exception of a timer's signal came first; once, and not afterwards."""
+    armed = [True]
+
+    def handler(number: int, frame: object) -> None:
+        if armed[0]:
+            armed[0] = False
+            raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, us * 1e-6)
+        result = call()
+        armed[0] = False
+        return result
+    except Interrupted:
+        return None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("end", ["writer", "reader"])
+def test_an_exception_at_any_moment_loses_no_slot_and_no_step(end: str, seed: int) -> None:
+    """Not at native calls alone: the message arrives whole or not at all, and everything is given back."""
+    rng = random.Random(seed)
+    with queue_of(1, max_chunk_bytes=4096) as (writer, (reader,)):
+        for number in range(300):
+            message = [number, torch.full((8192,), number % 251), torch.full((2, 8192), number % 251)[:, ::2]]
+            if end == "reader" and number % 3 == 0:
+                message.append(bytes(6000))  # out of band
+            us = rng.random() * rng.choice([50, 200, 800]) + 1
+            if end == "writer":
+                interrupted_at(us, lambda message=message: writer.enqueue(message, timeout=30))
+            else:
+                writer.enqueue(message, timeout=30)
+                whole_or_none(interrupted_at(us, lambda: reader.dequeue(30)))
+            writer.enqueue("next", timeout=30)
+            while (received := reader.dequeue(30)) != "next":
+                whole_or_none(received)
+            del received
+            assert writer.statistics().slots_free == SMALL.slots, f"after {us} us of message {number}"
+
+
+def whole_or_none(message: Any) -> None:
+    if message is not None:
+        number, *tensors = message
+        assert all(bool((part == number % 251).all()) for part in tensors if isinstance(part, torch.Tensor))

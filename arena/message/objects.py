@@ -120,7 +120,7 @@ class PackedObject:
         code, bits = tensors.DLPACK[gathered.dtype]
         shape = gathered.shape
         offset = slots.offsets[slot] + at
-        to = to_tensor(lib.arena_map_tensor(segment.mapping, offset, code, bits, len(shape), list(shape), ffi.NULL))
+        to = to_tensor(lib.arena_map_tensor, segment.mapping, offset, code, bits, len(shape), list(shape), ffi.NULL)
         to.copy_(gathered)
         return 0
 

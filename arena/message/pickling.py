@@ -22,7 +22,7 @@ import torch
 
 from arena.message import tensors
 from arena.message.codec import Buffer, Kind
-from arena.protocol.slots import Refusal, SlotWriter, drop
+from arena.protocol.slots import Refusal, SlotWriter
 from arena.ratelimit import RateLimit
 from arena.shm.native import ffi, lib, to_tensor
 
@@ -277,7 +277,7 @@ def view_of(slots: SlotWriter, slot: int, dtype: torch.dtype, shape: Any) -> tor
     try:
         nbytes = slots.lengths[slot]
         return to_tensor(
-            lib.arena_grant_tensor(grant, slots.pointer(slot), nbytes, code, bits, len(shape), list(shape), ffi.NULL)
+            lib.arena_grant_tensor, grant, slots.pointer(slot), nbytes, code, bits, len(shape), list(shape), ffi.NULL
         )
     finally:
-        drop(grant)
+        lib.arena_grant_drop(grant)  # itself: before it no signal handler runs

@@ -108,8 +108,8 @@ def rebuild_tensor(
     """
     c_strides = NULL if strides is None else strides
     if isinstance(dtype, tuple):
-        return to_tensor(make(*dtype, len(shape), shape, c_strides))
-    return to_tensor(make(*BYTE, len(shape), shape, c_strides)).view(dtype)
+        return to_tensor(make, *dtype, len(shape), shape, c_strides)
+    return to_tensor(make, *BYTE, len(shape), shape, c_strides).view(dtype)
 
 
 def rebuild_parameter(*arguments: Any) -> torch.nn.Parameter:

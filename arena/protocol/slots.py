@@ -428,13 +428,13 @@ class SlotReader:
         made = self._made
         made[0] = ffi.NULL
         try:
-            c_grant = lib.arena_grant_lease(self._mapping, self.row, slot, generation, self._extent, self._outcome, made)
-        except BaseException:  # a signal handler's: the call has returned, and its result is nowhere else
+            lib.arena_grant_lease(self._mapping, self.row, slot, generation, self._extent, self._outcome, made)
+            c_grant, (offset, nbytes) = made[0], self._extent
+            if c_grant:
+                return Lease(c_grant, self._mapping.data + offset, nbytes)
+        except BaseException:  # a signal handler's: nobody else knows of the grant
             drop(made[0])
             raise
-        offset, nbytes = self._extent
-        if c_grant:
-            return Lease(c_grant, self._mapping.data + offset, nbytes)
         if self._outcome[0] == lib.ARENA_OK:
             raise MemoryError("no memory for a grant")
         if self._outcome[0] == lib.ARENA_STALE:

@@ -6,6 +6,9 @@ Each native call drops the GIL.  ``lib`` has the functions of ``csrc/arena_nativ
 from __future__ import annotations
 
 import ctypes
+import errno
+from collections.abc import Callable
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -21,7 +24,8 @@ _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 NULL = ffi.NULL
 _from_dlpack = torch._C._from_dlpack
-_capsule_destructor = ctypes.c_void_p(lib.arena_capsule_destructor())
+_CAPSULE_NAME = (b"dltensor",)
+_CAPSULE_DESTRUCTOR = (ctypes.c_void_p(lib.arena_capsule_destructor()),)
 
 
 def check_layout() -> None:
@@ -49,18 +53,23 @@ def geometry(of: layout.Layout) -> Any:
     )  # fmt: skip
 
 
-def to_tensor(node: int) -> torch.Tensor:
-    """Hands what ``arena_grant_tensor`` and its like returned to torch, which owns it from then on.
+def to_tensor(make: Callable[..., int], *arguments: Any) -> torch.Tensor:
+    """Hands what ``arena_grant_tensor`` or its like makes to torch, which owns it from then on.
+
+    One chain of native calls, between which no signal handler runs: its exception would lose what was made, and the slot.
 
     Raises:
         MemoryError: the native allocation failed.
         CorruptError: the shape does not fit the bytes.
     """
-    if node == 0:
-        raise MemoryError("no memory for a tensor's descriptor")
-    if node == lib.ARENA_UNFIT:
-        raise CorruptError("a tensor's shape and strides do not fit its bytes")
-    return _from_dlpack(_new_capsule(node, b"dltensor", _capsule_destructor))
+    capsules = map(_new_capsule, starmap(make, (arguments,)), _CAPSULE_NAME, _CAPSULE_DESTRUCTOR)
+    try:
+        (tensor,) = map(_from_dlpack, capsules)
+    except ValueError:  # of a capsule of nothing
+        if ffi.errno == errno.EINVAL:
+            raise CorruptError("a tensor's shape and strides do not fit its bytes") from None
+        raise MemoryError("no memory for a tensor's descriptor") from None
+    return tensor
 
 
 check_layout()
