@@ -174,7 +174,7 @@ def _write_one(side: Side, report: Report, store: ObjectCache, number: int) -> N
     handle = report.insist(store.put, key, value_of(number))
     if isinstance(handle, CacheHandle):
         side.say((handle, number))
-        report.insist(_found, store.get, handle, number)
+        report.insist(_get_and_drop, store, handle, number)
     report.insist(store.hold, key)
     report.insist(store.put, "too large", torch.zeros(PAGES * PAGE))
     report.insist(store.release, key)
@@ -184,6 +184,11 @@ def _write_one(side: Side, report: Report, store: ObjectCache, number: int) -> N
         report.insist(store.clear)
     report.insist(store.reap)
     report.insist(store.statistics)
+
+
+def _get_and_drop(store: ObjectCache, handle: CacheHandle, number: int) -> None:
+    """In one call: the step of the drop is in it, too."""
+    _found(store.get, handle, number)
 
 
 # ---- a reader that is hit -------------------------------------------------------------------------------------------
@@ -231,14 +236,21 @@ def _read_all(report: Report, address: Handle, known: Known, arm: Arm) -> int:
     reader = report.insist(ObjectCache.attach, address, 0)
     held: list[tuple[Any, int]] = []
     for handle, number in known * 2:
-        value = report.insist(_found, reader.get, handle, number)
-        if value is not None:
-            held.append((value, number))
-        _check(held)
-        del held[:-2]
+        report.insist(_get_one, reader, held, handle, number)
     with suppress(CacheMiss):
-        report.insist(reader.get_many, [handle for handle, _ in known])
-    held.clear()
-    del value
+        report.insist(_get_all, reader, known)
+    report.insist(held.clear)
     report.insist(reader.shutdown)
     return _disarm()
+
+
+def _get_one(reader: CacheReader, held: list[tuple[Any, int]], handle: CacheHandle, number: int) -> None:
+    value = _found(reader.get, handle, number)
+    if value is not None:
+        held.append((value, number))
+    _check(held)
+    del held[:-2]
+
+
+def _get_all(reader: CacheReader, known: Known) -> None:
+    reader.get_many([handle for handle, _ in known])
