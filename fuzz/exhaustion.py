@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -11,8 +12,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from arena import ArenaConfig, Handle, MessageQueue
-from arena.errors import ArenaError
+import torch
+
+from arena import ArenaConfig, Handle, MessageQueue, ObjectCache
+from arena.cache import CacheHandle
+from arena.errors import ArenaError, CacheMiss
 from fuzz import belongings, messages
 from fuzz.session import Failure, Session, expect
 from fuzz.workers import LIMIT_S, Pool, Side
@@ -23,12 +27,15 @@ SLOTS = {"slots": 2, "": 64}
 EXTENTS = {"extents": 16 << 10, "": 2 << 20}
 RINGS = {"ring": 1, "": 40}  # chunks; the budget of out-of-band bytes is the ring's size
 LIMITS = ("", "descriptors", "memory")
-HOLDS = {"held": 30, "": 2}  # messages that a reader keeps
-COMBINATIONS = [*product(SLOTS, EXTENTS, RINGS, LIMITS, HOLDS)]
+HOLDS = {"held": 30, "": 2}  # messages that a reader keeps, with the objects that they name
+CACHES = ("cache", "")  # objects in the same slots and extents
+COMBINATIONS = [*product(SLOTS, EXTENTS, RINGS, LIMITS, HOLDS, CACHES)]
+UNCACHED = {"no_slot", "no_extent", "no_memory", "oversize"}
+KEYS = 5
 
 
 def exhaustion(session: Session) -> None:
-    """Slots, extents, ring, out-of-band budget, descriptors and memory run out under load, in every combination."""
+    """Slots, extents, ring, out-of-band budget, descriptors and memory run out under load, with and without a cache."""
     with Pool() as pool:
         for case in session.cases(len(COMBINATIONS)):
             combination = COMBINATIONS[case % len(COMBINATIONS)]
@@ -42,13 +49,13 @@ def exhaustion(session: Session) -> None:
 
 
 def _one(pool: Pool, rng: Random, combination: tuple[str, ...]) -> dict[str, int]:
-    slots, extents, ring, limit, held = combination
+    slots, extents, ring, limit, held, cached = combination
     arena = ArenaConfig(capacity_bytes=EXTENTS[extents], slots=SLOTS[slots], divert_bytes=4096)
     writer, reader = pool.take(), pool.take()
     try:
-        writer.start(_write, arena, RINGS[ring], limit, rng.randrange(2**32))
+        writer.start(_write, arena, RINGS[ring], limit, bool(cached), rng.randrange(2**32))
         _, handle = writer.next()
-        reader.start(_read, handle, HOLDS[held])
+        reader.start(_read, handle, HOLDS[held], bool(cached))
         sent, reasons = writer.result()
         seen = reader.result()
         expect(seen == sent, f"sent {sent}, seen {seen}")
@@ -62,13 +69,17 @@ def _one(pool: Pool, rng: Random, combination: tuple[str, ...]) -> dict[str, int
     return found
 
 
-def _write(side: Side, arena: ArenaConfig, chunks: int, limit: str, seed: int) -> tuple[list[int], dict[str, int]]:
+def _write(
+    side: Side, arena: ArenaConfig, chunks: int, limit: str, cached: bool, seed: int
+) -> tuple[list[int], dict[str, int]]:
     """Sends; what may fail for want of memory in this process alone raises here, and is not sent by half."""
     rng, refused = Random(seed), 0
+    puts: Counter[str] = Counter()
     sent: list[int] = []
     with MessageQueue(1, 1, None, messages.CHUNK_BYTES, chunks, arena=arena) as queue:
         side.say(queue.export_handle())
         queue.wait_until_ready(LIMIT_S)
+        cache = queue.object_cache(reserve_bytes=0, reserve_slots=0) if cached else None
         sent.append(FIRST)
         queue.enqueue(messages.build(FIRST, queue), LIMIT_S)  # connects: libzmq aborts in an accept without one
         for number in range(MESSAGES):
@@ -76,6 +87,8 @@ def _write(side: Side, arena: ArenaConfig, chunks: int, limit: str, seed: int) -
             is_tight = limit and rng.random() < 0.5
             try:
                 with limited(limit if is_tight else ""):
+                    if cache is not None:
+                        message["object"] = _put(cache, number, puts)
                     queue.enqueue(message, LIMIT_S)
                 sent.append(number)
             except (MemoryError, ArenaError):
@@ -85,6 +98,8 @@ def _write(side: Side, arena: ArenaConfig, chunks: int, limit: str, seed: int) -
                     raise
                 refused += 1
             del message
+        if cache is not None:
+            cache.clear()
         queue.enqueue({"number": -1}, LIMIT_S)
         now = queue.statistics()
         for _ in range(2000):
@@ -93,20 +108,41 @@ def _write(side: Side, arena: ArenaConfig, chunks: int, limit: str, seed: int) -
             side.heard(0.005)
             now = queue.statistics()
         expect(now.slots_free == now.slots_total and not now.bytes_in_use, f"not drained: {now}")
-        return sent, {**now.fallback_total, "sent": len(sent), "out of band": now.out_of_band_total, "refused": refused}
+        total = {"sent": len(sent), "out of band": now.out_of_band_total, "refused": refused}
+        return sent, {**now.fallback_total, **total, **puts}
 
 
-def _read(side: Side, handle: Handle, n_held: int) -> list[int]:
+def _put(cache: ObjectCache, number: int, puts: Counter[str]) -> CacheHandle | None:
+    """The handle of an object; where it finds no room it says why, and nobody waits."""
+    found = cache.put(f"key {number % KEYS}", messages.large(number))
+    if isinstance(found, CacheHandle):
+        puts["objects"] += 1
+        return found
+    expect(found.reason in UNCACHED, f"an object was not cached for the reason {found.reason!r}")
+    puts[f"uncached: {found.reason}"] += 1
+    return None
+
+
+def _read(side: Side, handle: Handle, n_held: int, cached: bool) -> list[int]:
     seen: list[int] = []
     held: list[Any] = []
     with MessageQueue.create_from_handle(handle, 0) as queue:
+        queue.wait_until_ready(LIMIT_S)
+        cache = queue.cache_reader() if cached else None
         while True:
             message: Any = queue.dequeue(LIMIT_S)
             if message["number"] < 0:
                 return seen
+            if cache is not None and message.get("object") is not None:
+                try:
+                    message["object"] = cache.get(message["object"])
+                except CacheMiss:  # it has been evicted meanwhile
+                    message["object"] = None
             held.append(message)
             for each in held:
                 expect(not messages.wrong(each), messages.wrong(each))
+                if each.get("object") is not None:
+                    expect(torch.equal(each["object"], messages.large(each["number"])), f"object {each['number']} is wrong")
             seen.append(message["number"])
             del held[:-n_held], message
 

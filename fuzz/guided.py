@@ -6,6 +6,7 @@ does not return, and a crash is to end nobody else.
 
 from __future__ import annotations
 
+import logging
 import random
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def main(directory: str, seed: str, runs: str, seconds: str, target: str) -> Non
     """In the process of its own; never returns."""
     import atheris
 
+    logging.getLogger("arena").setLevel(logging.CRITICAL)  # what is damaged is reported a thousand times
     module, _, name = target.partition(":")
     with atheris.instrument_imports(include=["arena", module]):
         function = getattr(import_module(module), name)

@@ -84,9 +84,9 @@ class OutOfBandWriter:
         """Hands a message for one reader to ZMQ; False if it is ``gone`` before it has connected.
 
         Raises:
-            CapacityError: pyzmq has no descriptors or threads for its first message; nothing was sent.
+            CapacityError: pyzmq has no descriptors or threads for its first large message; nothing was sent.
         """
-        if not collector.is_alive():  # what frees the frames that ZMQ does not copy
+        if not collector.is_alive() and max(map(len, frames)) >= zmq.COPY_THRESHOLD:  # it frees what is not copied
             require_descriptors(_COLLECTOR_DESCRIPTORS, _WHAT)
             require_threads(_THREADS + 1, _WHAT)
         while True:
