@@ -137,7 +137,10 @@ class Decoder:
                 failure = error
         if failure is not None:
             drop_all(leases)
-            raise failure
+            try:
+                raise failure
+            finally:  # a frame and its exception would hold each other, and the caller's tensors, until the next collection
+                del failure
         return leases
 
     def _buffers(self, buffers: Sequence[Buffer], leases: Sequence[Lease], inline: Iterator[memoryview]) -> Iterator[Any]:
