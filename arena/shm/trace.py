@@ -233,24 +233,19 @@ def _advance(log: Log, ring: Any, call: Call) -> Call:
     return advance
 
 
-def _lease(log: Log, slots: Any, call: Call) -> Call:
-    def lease(grant: Any) -> Any:
-        with log.event("lease", slots.row, *grant) as results:
-            held = call(grant)
-            results[0] = 1
-        return held
+def _granted(action: str) -> Callable[[Log, Any, Call], Call]:
+    """``lease``, of a message's slot or, as ``get``, of an object's: the result is whether there is one."""
 
-    return lease
+    def wrap(log: Log, slots: Any, call: Call) -> Call:
+        def lease(grant: Any) -> Any:
+            with log.event(action, slots.row, *grant) as results:
+                held = call(grant)
+                results[0] = 1
+            return held
 
+        return lease
 
-def _get(log: Log, objects: Any, call: Call) -> Call:
-    def get(grant: Any) -> Any:
-        with log.event("get", objects.row, *grant) as results:
-            held = call(grant)
-            results[0] = 1
-        return held
-
-    return get
+    return wrap
 
 
 def _leave(log: Log, ring: Any, call: Call) -> Call:
@@ -275,12 +270,12 @@ _WRAPPERS: dict[str, dict[str, Callable[[Log, Any, Call], Call]]] = {
     },
     "RingWriter": {"send": _send, "send_plain": _send, "admit": _admit},
     "RingReader": {"read": _read, "wait": _read, "advance": _advance, "finish": _advance, "leave": _leave},
-    "SlotReader": {"lease": _lease},
+    "SlotReader": {"lease": _granted("lease")},
     "ObjectWriter": {
         "publish_object": _publish_object,
         "abort": _on_one("abort_object"),
         "evict": _evict,
         "scan": _scan,
     },
-    "ObjectReader": {"lease": _get},
+    "ObjectReader": {"lease": _granted("get")},
 }
