@@ -52,11 +52,11 @@ TESTS = tuple(
     f"tests/{name}.py"
     for name in (
         "spec/test_accesses", "spec/test_slot_writer", "spec/test_object_writer", "spec/test_ring_ends",
-        "spec/test_members_alone", "spec/test_lockstep_ring",
-        "spec/test_lockstep", "spec/test_lockstep_objects", "spec/test_lockstep_gates", "spec/test_lockstep_queue",
-        "spec/test_contracts", "test_extents", "test_extents_in_chunks", "test_extents_restored",
-        "test_members", "test_leases", "test_gates", "test_cache_eviction", "test_cache_objects", "test_cache_readers",
-        "test_cache_writer_ends", "test_codec", "test_queue", "test_turns", "test_deaths",
+        "spec/test_members_alone", "spec/test_decoder_alone", "spec/test_lockstep_ring", "spec/test_lockstep",
+        "spec/test_lockstep_objects", "spec/test_lockstep_gates", "spec/test_lockstep_queue", "spec/test_contracts",
+        "test_extents", "test_extents_in_chunks", "test_extents_restored", "test_cache_eviction",
+        "test_cache_eviction_placings", "test_members", "test_leases", "test_gates", "test_cache_objects",
+        "test_cache_readers", "test_codec", "test_queue", "test_turns", "test_deaths",
     )
 )  # fmt: skip
 SLOW_S = 5.0  # a test that takes longer is run with --all-detectors only
@@ -70,7 +70,7 @@ SEES = {
     "csrc/arena_record.c": ("test_codec", "test_queue"),
     "csrc/arena_slots.c": (*EVERYWHERE, *OBJECTS, *GATES, "test_lockstep"),
     "csrc/arena_objects.c": OBJECTS,
-    "csrc/arena_lease.c": (*EVERYWHERE, *OBJECTS, *GATES),
+    "csrc/arena_lease.c": ("test_decoder_alone", *EVERYWHERE, *OBJECTS, *GATES),
     "csrc/arena_gates.c": GATES,
     "csrc/arena_internal.h": (*EVERYWHERE, *GATES),
 }

@@ -145,6 +145,14 @@ def test_a_joiner_that_is_dead_already_is_no_member_and_its_rank_is_free(writer:
     assert writer.watched_fds == []
 
 
+def test_a_joiner_that_dies_before_anybody_admits_it_is_seen_by_a_look_for_deaths(writer: Writer) -> None:
+    writer.processes.dead_from_the_start = True
+    writer.join(2)
+    writer.members.look_after()
+    assert writer.state(2) is State.EMPTY
+    assert writer.members.deaths_total == 1
+
+
 def test_a_death_frees_room_slots_and_rank_and_is_told(writer: Writer, caplog: pytest.LogCaptureFixture) -> None:
     for row in (0, 1):
         writer.joined(row)
@@ -176,21 +184,22 @@ def test_a_death_frees_room_slots_and_rank_and_is_told(writer: Writer, caplog: p
     assert writer.members.statistics()[1].alive
 
 
-def test_a_reader_that_leaves_owes_what_it_leased_and_nothing_else(writer: Writer) -> None:
-    reader = writer.joined(0)
-    read_slot = writer.send(0b1)
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_a_reader_that_leaves_owes_what_it_leased_and_nothing_else(writer: Writer, row: int) -> None:
+    reader = writer.joined(row)
+    read_slot = writer.send(1 << row)
     read(reader)
-    unread_slot = writer.send(0b1)
+    unread_slot = writer.send(1 << row)
     reader.leave()
-    assert writer.members.is_gone(0)
+    assert writer.members.is_gone(row)
     writer.members.look_after()
     assert writer.members.rows() == []
-    assert [writer.slots.required[slot] for slot in (read_slot, unread_slot)] == [0b1, 0]
-    assert writer.state(0) is State.LEFT
-    assert writer.watched_fds == [0]  # it may still die
-    lib.arena_slot_release(writer.segment.mapping, 0, read_slot, writer.slots.generations[read_slot])
+    assert [writer.slots.required[slot] for slot in (read_slot, unread_slot)] == [1 << row, 0]
+    assert writer.state(row) is State.LEFT
+    assert writer.watched_fds == [row]  # it may still die
+    lib.arena_slot_release(writer.segment.mapping, row, read_slot, writer.slots.generations[read_slot])
     writer.members.look_after()
-    assert writer.state(0) is State.EMPTY
+    assert writer.state(row) is State.EMPTY
     assert writer.members.deaths_total == 0
     assert writer.watched_fds == []
 
@@ -233,6 +242,16 @@ def test_impossible_words_are_told_once_in_a_while(
     told = [record.getMessage().split(" in shared")[0] for record in caplog.records]
     assert told == ["the words of rank 20 (pid 101)", "the words of rank 30 (pid unknown)"]
     assert writer.members.rows() == [0, 1]
+
+
+def test_the_pid_of_a_dead_reader_is_not_told_as_its_successors(writer: Writer, caplog: pytest.LogCaptureFixture) -> None:
+    writer.joined(1)
+    writer.processes.watched[1].dead = True
+    writer.members.look_after()
+    writer.ring.impossible_rows = 0b010
+    with caplog.at_level(logging.ERROR, "arena.members"):
+        writer.members.look_after()
+    assert "rank 20 (pid unknown)" in caplog.text
 
 
 def test_who_is_behind_and_by_how_much(writer: Writer) -> None:
