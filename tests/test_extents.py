@@ -59,7 +59,6 @@ class AgainstAListOfPages(RuleBasedStateMachine):
         assert all(a[1] < b[0] for a, b in pairwise(free))  # in order, and never two that touch
         assert all(start < end for start, end in free)
         assert self.extents.used_bytes == sum(self.busy) * PAGE
-        assert self.extents.largest_free_bytes() == max((end - start for start, end in free), default=0)
 
 
 TestAgainstAListOfPages = AgainstAListOfPages.TestCase
@@ -81,7 +80,6 @@ def test_no_bytes_at_all() -> None:
     extents = Extents(0)
     assert extents.take(1) is None
     assert extents.free_ranges() == []
-    assert extents.largest_free_bytes() == 0
 
 
 @pytest.mark.parametrize("capacity_bytes", [-PAGE, 1, PAGE + 1])

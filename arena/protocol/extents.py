@@ -100,10 +100,6 @@ class Extents:
         """The length of the range taken at ``offset``, 0 if none is."""
         return self._taken.get(offset, 0)
 
-    def largest_free_bytes(self) -> int:
-        """The longest free range."""
-        return max((end - start for start, end in self.free_ranges()), default=0)
-
     def free_ranges(self) -> list[tuple[int, int]]:
         """The free ranges as (start, end), in order of address."""
         return list(zip(self._starts, self._ends))
