@@ -145,7 +145,7 @@ def tests_for(mutant: Mutant, tests: Sequence[TimedTest], *, slow: bool) -> list
 @click.option("--sample", type=int, default=0, help="Only so many, drawn at random.")
 @click.option("--only", default="", help="Only mutants with this text in their names, such as a path or a line.")
 @click.option("--seed", type=int, default=None, help="Of the sample; printed.")
-@click.option("--all-detectors", is_flag=True, help="Not only up to the first that notices; and try the equivalent.")
+@click.option("--all-detectors", is_flag=True, help="Not only up to the first that notices, and slow ones, too.")
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True, help="How many at a time.")
 @click.option("--map", "file", type=click.Path(path_type=Path), help="Where to keep what each test runs, for the next time.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
@@ -193,8 +193,6 @@ def run(
             free.put(tree)
 
         def one(group: str, mutant: Mutant) -> Row:
-            if reason(mutant) and not all_detectors:
-                return Row(mutant, {}, 0.0)
             tree = free.get()
             try:
                 start = tree.cpu_s

@@ -1,14 +1,30 @@
-"""Mutants that nothing can notice, and why: they change nothing that the protocol promises."""
+"""Mutants that no detector can notice, and why: they change nothing that the protocol promises. They are tried anyway."""
 
 from __future__ import annotations
 
 from spec.mutants_python import Mutant
 
+SHORT_CUT = "a short cut: the table of outcomes says the same of 0"
+NOT_ASKED = "nobody asks what an object's slot requires: its hold words decide"
 # (the end of a path, a part of what was changed) -> the reason
 EQUIVALENT: dict[tuple[str, str], str] = {
     ("slots.py", "__init__: 0 -> 1 in self.offsets"): "a slot's offset is set by its claim, before anybody asks for it",
     ("slots.py", "__init__: 0 -> 1 in self.lengths"): "a slot's length is set by its claim, before anybody asks for it",
-    ("slots.py", "adopt: 0 -> 1 in self.required"): "nobody asks what an object's slot requires: its hold words decide",
+    ("slots.py", "__init__: 1 -> 2 in self._fd"): "any negative number means: no file to write to",
+    ("slots.py", "claim: 1 -> 2 in generation ="): "a generation is another than before; by how much, nobody asks",
+    ("slots.py", "adopt: 0 -> 1 in self.required"): NOT_ASKED,
+    ("slots.py", "adopt: without: self.required"): NOT_ASKED,
+    ("objects.py", "scan: without: self._lent[slot] = 0"): "the next claim or loan of the slot sets it anew",
+    ("ring.py", "wait: 0 -> 1 in return Outcome.OK if code == 0"): SHORT_CUT,
+    ("ring.py", "send_plain: 0 -> 1 in return Outcome.OK if code == 0"): SHORT_CUT,
+    ("members.py", "_excuse_the_left: self._ring.members >> row & 1 -> BitOr"): "what is excused may be excused again",
+    ("eviction.py", "choose: 0 -> 1 in least"): "a free range costs nothing, and is what is chosen among victims, too",
+    ("eviction.py", "choose: 1 -> 2 in least"): "one round more of the search",
+    ("eviction.py", "choose: 1 -> 2 in places = sorted"): "any negative age means: free",
+    ("eviction.py", "place.age < oldest -> LtE"): "the search finds one number less, which then means the same victims",
+    ("eviction.py", "_cost(run[first:count]) < _cost(best) -> LtE"): "of two that cost the same, either will do",
+    ("message_slots_actions.py", "outdated: False -> True"): "only deliberate faults have an older reference in a queue",
+    ("message_slots_actions.py", "drop: negated: if gated"): "swaps the names of two steps that are possible together",
 }
 
 

@@ -14,8 +14,9 @@ def test_free_room_alone_is_enough() -> None:
 
 @pytest.mark.parametrize("youngest", range(6))
 def test_no_younger_one_goes_than_must(youngest: int) -> None:
-    """Apart from one another, all victims but one are too small: whichever that is, it goes alone."""
-    victims = [Victim(10 * age, 10 * age + (4 if age == youngest else 2), age) for age in range(6)]
+    """The older ones are too small, the younger ones would cost less: neither counts."""
+    sizes = [2 if age < youngest else 6 if age == youngest else 4 for age in range(6)]
+    victims = [Victim(10 * age, 10 * age + size, age) for age, size in enumerate(sizes)]
     assert choose([], victims, 4) == [victims[youngest]]
 
 
@@ -32,5 +33,6 @@ def test_no_more_go_than_make_room_to_the_byte() -> None:
     assert choose([], victims, 4) == [victims[1]]
     assert choose([], victims, 6) == victims[:2]
     assert choose([(8, 12)], victims, 4) == []
+    assert choose([], [Victim(0, 4, 1), Victim(4, 6, 0)], 4) == [Victim(0, 4, 1)]
     assert choose([], victims, 8) == victims
     assert choose([], victims, 9) is None

@@ -64,8 +64,10 @@ def test_an_extent_keeps_within_a_chunk_and_what_it_skips_stays_free() -> None:
     assert extents.take(3 * PAGE) == 0
     assert extents.take(2 * PAGE) == 4 * PAGE
     assert extents.free_ranges() == [(3 * PAGE, 4 * PAGE), (6 * PAGE, 8 * PAGE)]
+    assert extents.largest_free_bytes() == 2 * PAGE
     assert extents.take(1) == 3 * PAGE
     assert extents.take(2 * PAGE) == 6 * PAGE
+    assert extents.largest_free_bytes() == 0
     extents.give(4 * PAGE)
     assert extents.take(PAGE) == 4 * PAGE
     assert extents.free_ranges() == [(5 * PAGE, 6 * PAGE)]
@@ -75,3 +77,14 @@ def test_a_chunk_may_be_a_page_and_an_extent_longer_than_it() -> None:
     extents = Extents(4 * PAGE, PAGE)
     assert extents.take(PAGE) == 0
     assert extents.take(3 * PAGE) == PAGE
+
+
+def test_a_free_range_between_others_that_is_taken_whole_is_gone() -> None:
+    extents = Extents(6 * PAGE)
+    for _ in range(6):
+        extents.take(PAGE)
+    for page in (0, 2, 3, 5):
+        extents.give(page * PAGE)
+    assert extents.free_ranges() == [(0, PAGE), (2 * PAGE, 4 * PAGE), (5 * PAGE, 6 * PAGE)]
+    assert extents.take(2 * PAGE) == 2 * PAGE
+    assert extents.free_ranges() == [(0, PAGE), (5 * PAGE, 6 * PAGE)]
