@@ -15,6 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, get_args
 
@@ -29,7 +30,7 @@ from arena.shm import membership, outcome, population, rendezvous
 from arena.shm.backing import HUGE_PAGE, advise_huge_pages
 from arena.shm.meeting import Barrier, Meeting
 from arena.shm.membership import Member, Wanted
-from arena.shm.native import ffi, lib, to_tensor
+from arena.shm.native import address_of, capsules, lib, to_tensor
 from arena.shm.numa import Numa, Policy
 from arena.shm.population import Progress, Range
 
@@ -41,7 +42,7 @@ log = logging.getLogger("arena.offload")
 MemoryCheck = Callable[[int], None]
 """Called with the region's size by its creator; raises if there is not enough memory."""
 
-_DLPACK_INT = 0
+_INT8 = (0, 8)  # as DLPack says it
 _RELEASED = "this region was released by cleanup(): make a new one"
 
 
@@ -315,7 +316,7 @@ class _Held:
 
     def tensor(self, nbytes: int) -> torch.Tensor:
         """All of it, as a tensor whose storage keeps the mapping."""
-        return to_tensor(lib.arena_map_tensor, self.member.mapping, 0, _DLPACK_INT, 8, 1, [nbytes], ffi.NULL)
+        return to_tensor(partial(capsules.of_mapping, address_of(self.member.mapping), 0, nbytes), _INT8, (nbytes,), None)
 
     def pin(self, device: Device, nbytes: int, row_bytes: int, *, background: bool) -> None:
         """Registers it, unless it is already; after a failure, tries again."""
@@ -324,7 +325,7 @@ class _Held:
                 huge = os.fstatvfs(self.member.memory_fd).f_bsize == HUGE_PAGE
                 self.pinning = Pinning(
                     device,
-                    int(ffi.cast("uintptr_t", self.member.mapping.data)),
+                    address_of(self.member.mapping.data),
                     nbytes,
                     row_bytes=row_bytes,
                     pin="background" if background else "eager",

@@ -1,46 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tensors whose storage owns what it shows: a slot, which its last view releases, or a copy of an
- * inline buffer.  Both travel to torch in a DLPack capsule (github.com/dmlc/dlpack, the unversioned
- * DLManagedTensor), whose deleter is C: it runs in any thread, with or without the GIL.
+ * Grants: what one message, or one get, gave this process of one slot.  The tensors over it share it, and the last
+ * holder releases the slot, in any thread, with or without the GIL.
  */
-#include <Python.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "arena_internal.h"
-
-typedef struct {
-    void *data;
-    struct {
-        int32_t type, id;
-    } device;
-    int32_t ndim;
-    struct {
-        uint8_t code, bits;
-        uint16_t lanes;
-    } dtype;
-    int64_t *shape;
-    int64_t *strides;
-    uint64_t byte_offset;
-} dl_tensor;
-
-typedef struct dl_managed {
-    dl_tensor tensor;
-    void *context;
-    void (*deleter)(struct dl_managed *);
-} dl_managed;
-
-typedef struct {
-    dl_managed managed; /* first: torch hands this address back to the deleter */
-    arena_grant *grant;     /* what it holds: a grant, */
-    arena_mapping *mapping; /* or a mapping alone; neither: the payload follows in this allocation */
-    int64_t dims[];         /* shape, then strides */
-} tensor_node;
-
-#define DEVICE_CPU 1
-#define ALIGNMENT 64
 
 static _Atomic int64_t grants_live;
 
@@ -115,99 +82,3 @@ void arena_grant_drop(arena_grant *g) {
 }
 
 int64_t arena_grants_live(void) { return atomic_load(&grants_live); }
-
-static void drop_tensor(dl_managed *managed) {
-    tensor_node *node = (tensor_node *)managed;
-    if (node->grant) arena_grant_drop(node->grant);
-    if (node->mapping) arena_map_release(node->mapping);
-    free(node);
-}
-
-static uint64_t aligned(uint64_t nbytes) { return (nbytes + ALIGNMENT - 1) & ~(uint64_t)(ALIGNMENT - 1); }
-
-/* A node with `payload_bytes` behind it, where its data pointer points. */
-static tensor_node *new_tensor(uint64_t payload_bytes, int code, int bits, int ndim, const int64_t *shape,
-                               const int64_t *strides) {
-    uint64_t dims_bytes = (uint64_t)ndim * sizeof(int64_t);
-    uint64_t node_bytes = aligned(sizeof(tensor_node) + 2 * dims_bytes);
-    tensor_node *node = aligned_alloc(ALIGNMENT, node_bytes + aligned(payload_bytes));
-    if (!node) return NULL;
-    memset(node, 0, node_bytes);
-    memcpy(node->dims, shape, dims_bytes);
-    dl_tensor *tensor = &node->managed.tensor;
-    tensor->data = (char *)node + node_bytes;
-    tensor->device.type = DEVICE_CPU;
-    tensor->ndim = ndim;
-    tensor->dtype.code = (uint8_t)code;
-    tensor->dtype.bits = (uint8_t)bits;
-    tensor->dtype.lanes = 1;
-    tensor->shape = node->dims;
-    if (strides) {
-        memcpy(node->dims + ndim, strides, dims_bytes);
-        tensor->strides = node->dims + ndim;
-    }
-    node->managed.deleter = drop_tensor;
-    return node;
-}
-
-/* Whether a tensor takes exactly its bytes and no element lies outside: shapes and strides come out of a message. */
-static bool fits(uint64_t nbytes, int bits, int ndim, const int64_t *shape, const int64_t *strides) {
-    uint64_t elements = 1, last = 0, step, total_bits;
-    for (int i = 0; i < ndim; i++) {
-        if (shape[i] <= 0 || __builtin_mul_overflow(elements, (uint64_t)shape[i], &elements)) return false;
-        if (!strides) continue;
-        if (strides[i] < 0 || __builtin_mul_overflow((uint64_t)strides[i], (uint64_t)shape[i] - 1, &step)) return false;
-        if (__builtin_add_overflow(last, step, &last)) return false;
-    }
-    return !__builtin_mul_overflow(elements, (uint64_t)bits, &total_bits) && total_bits == nbytes * 8 && last < elements;
-}
-
-/* Instead of a tensor; where memory is short, errno says so as well. */
-static uint64_t unfit(void) {
-    errno = EINVAL;
-    return 0;
-}
-
-static uint64_t address(tensor_node *node) { return (uint64_t)(uintptr_t)node; }
-
-/* A view of `nbytes` of an extent, which holds the grant. */
-uint64_t arena_grant_tensor(arena_grant *g, char *data, uint64_t nbytes, int code, int bits, int ndim,
-                            const int64_t *shape, const int64_t *strides) {
-    if (!fits(nbytes, bits, ndim, shape, strides)) return unfit();
-    tensor_node *node = new_tensor(0, code, bits, ndim, shape, strides);
-    if (!node) return 0;
-    node->managed.tensor.data = data;
-    node->grant = g;
-    atomic_fetch_add(&g->holders, 1);
-    return address(node);
-}
-
-/* A view of the data area that owns no slot: it only keeps the mapping. */
-uint64_t arena_map_tensor(arena_mapping *m, uint64_t offset, int code, int bits, int ndim, const int64_t *shape,
-                          const int64_t *strides) {
-    tensor_node *node = new_tensor(0, code, bits, ndim, shape, strides);
-    if (!node) return 0;
-    node->managed.tensor.data = m->data + offset;
-    node->mapping = m;
-    arena_map_retain(m);
-    return address(node);
-}
-
-/* A copy of an inline buffer, in the allocation of its own node. */
-uint64_t arena_copied_tensor(const char *from, uint64_t nbytes, int code, int bits, int ndim, const int64_t *shape,
-                             const int64_t *strides) {
-    if (!fits(nbytes, bits, ndim, shape, strides)) return unfit();
-    tensor_node *node = new_tensor(nbytes, code, bits, ndim, shape, strides);
-    if (!node) return 0;
-    memcpy(node->managed.tensor.data, from, nbytes);
-    return address(node);
-}
-
-/* A capsule that nobody imported still owns its tensor; an imported one has been renamed. */
-static void capsule_destructor(PyObject *capsule) {
-    if (!PyCapsule_IsValid(capsule, "dltensor")) return;
-    dl_managed *managed = PyCapsule_GetPointer(capsule, "dltensor");
-    managed->deleter(managed);
-}
-
-uint64_t arena_capsule_destructor(void) { return (uint64_t)(uintptr_t)capsule_destructor; }

@@ -188,19 +188,11 @@ uint32_t arena_row_holds(arena_mapping *m, uint32_t row, uint32_t *slots, uint64
 
 /* ---- leases: a grant is what one message, or one get, gave this process of one slot; tensors share it ---- */
 typedef struct arena_grant arena_grant;
-/* A tensor is 0 where its shape does not fit its bytes, or memory is short: errno is EINVAL or ENOMEM. */
 arena_grant *arena_grant_open(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation);
 arena_grant *arena_grant_lease(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation, uint64_t *extent,
                                int *outcome, arena_grant **made);
 arena_grant *arena_grant_get(arena_holds *h, uint32_t slot, uint64_t generation, int *outcome, arena_grant **made);
 void arena_grant_drop(arena_grant *g);
-uint64_t arena_grant_tensor(arena_grant *g, char *data, uint64_t nbytes, int code, int bits, int ndim,
-                            const int64_t *shape, const int64_t *strides);
-uint64_t arena_copied_tensor(const char *from, uint64_t nbytes, int code, int bits, int ndim, const int64_t *shape,
-                             const int64_t *strides);
-uint64_t arena_map_tensor(arena_mapping *m, uint64_t offset, int code, int bits, int ndim, const int64_t *shape,
-                          const int64_t *strides);
-uint64_t arena_capsule_destructor(void);
 void arena_grant_release(arena_grant *g);
 int64_t arena_grants_live(void);
 

@@ -19,7 +19,7 @@ from arena.message.gates import Gates
 from arena.message.tensors import BYTE, rebuild_tensor
 from arena.protocol.slots import Grant, Lease, drop, drop_all
 from arena.shm import layout
-from arena.shm.native import ffi, lib
+from arena.shm.native import address_of, capsules, ffi, lib
 from arena.shm.segment import Segment
 
 _C_GRANT = attrgetter("c_grant")
@@ -144,10 +144,12 @@ class Decoder:
         return leases
 
     def _buffers(self, buffers: Sequence[Buffer], leases: Sequence[Lease], inline: Iterator[memoryview]) -> Iterator[Any]:
-        """What the pickle asks for, in its order: for a tensor, the native call that makes it over its bytes."""
+        """What the pickle asks for, in its order: for a tensor, the native call that makes it over its bytes.
+
+        The bytes of an inline one are the record's, or a frame's, and outlive the unpickling."""
         for buffer in buffers:
             if buffer.kind is Kind.INLINE_TENSOR:
-                yield partial(lib.arena_copied_tensor, ffi.from_buffer(next(inline)), buffer.nbytes)
+                yield partial(capsules.of_copy, 0, address_of(ffi.from_buffer(next(inline))), buffer.nbytes)
             elif buffer.kind is Kind.INLINE_BYTES:
                 yield bytearray(next(inline))
             else:
@@ -156,7 +158,8 @@ class Decoder:
     def _in_slot(self, buffer: Buffer, lease: Lease) -> Any:
         if buffer.offset + buffer.nbytes > lease.nbytes:
             raise CorruptError(f"a buffer of {buffer.nbytes} bytes at {buffer.offset} in an extent of {lease.nbytes}")
-        make = partial(lib.arena_grant_tensor, lease.c_grant, lease.data + buffer.offset, buffer.nbytes)
+        place = address_of(lease.data) + buffer.offset
+        make = partial(capsules.of_grant, address_of(lease.c_grant), place, buffer.nbytes)
         if buffer.kind is Kind.SLOT_TENSOR:
             return make
         array = rebuild_tensor(make, BYTE, (buffer.nbytes,), None).numpy()  # its base is the tensor: the lease's holder

@@ -10,6 +10,7 @@ A buffer that lies in a loan stays there; the loan's slot is a further grant of 
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from arena.message.leases import Decoder
 from arena.message.pickling import Encoded, Encoder, Inline, in_slot
 from arena.protocol.slots import Grant, Lease, SlotWriter, drop_all
 from arena.shm.layout import LINE, align
-from arena.shm.native import ffi, lib, to_tensor
+from arena.shm.native import address_of, capsules, ffi, to_tensor
 from arena.shm.segment import Segment
 
 JOIN_BYTES = 64 << 10
@@ -117,11 +118,8 @@ class PackedObject:
             raise TypeError(f"a buffer without an address: {gathered!r}")
         if error := slots.populate(slot, at, piece.nbytes):
             return error
-        code, bits = tensors.DLPACK[gathered.dtype]
-        shape = gathered.shape
-        offset = slots.offsets[slot] + at
-        to = to_tensor(lib.arena_map_tensor, segment.mapping, offset, code, bits, len(shape), list(shape), ffi.NULL)
-        to.copy_(gathered)
+        make = partial(capsules.of_mapping, address_of(segment.mapping), slots.offsets[slot] + at, piece.nbytes)
+        to_tensor(make, tensors.DLPACK[gathered.dtype], gathered.shape, None).copy_(gathered)
         return 0
 
 

@@ -16,6 +16,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from arena.message import tensors
 from arena.message.codec import Buffer, Kind
 from arena.protocol.slots import Refusal, SlotWriter
 from arena.ratelimit import RateLimit
-from arena.shm.native import ffi, lib, to_tensor
+from arena.shm.native import address_of, capsules, ffi, lib
 
 log = logging.getLogger("arena.message")
 
@@ -272,12 +273,9 @@ def in_slot(inline: Kind) -> Kind:
 
 def view_of(slots: SlotWriter, slot: int, dtype: torch.dtype, shape: Any) -> torch.Tensor:
     """The writer's own tensor over a slot; when it is dropped, the writer's row of the slot is done."""
-    code, bits = tensors.DLPACK[dtype]
     grant = slots.open_own_grant(slot)
     try:
-        nbytes = slots.lengths[slot]
-        return to_tensor(
-            lib.arena_grant_tensor, grant, slots.pointer(slot), nbytes, code, bits, len(shape), list(shape), ffi.NULL
-        )
+        make = partial(capsules.of_grant, address_of(grant), address_of(slots.pointer(slot)), slots.lengths[slot])
+        return tensors.rebuild_tensor(make, tensors.DLPACK[dtype], tuple(shape), None)
     finally:
         lib.arena_grant_drop(grant)  # itself: before it no signal handler runs

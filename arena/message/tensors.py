@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from arena.shm.native import NULL, to_tensor
+from arena.shm.native import MakeCapsule, to_tensor
 
 # DLPack's (code, bits) per dtype: what a capsule can carry directly (dlpack.h, DLDataTypeCode).
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
@@ -31,9 +31,6 @@ VIEWED: frozenset[torch.dtype] = frozenset(
     if hasattr(torch, name)
 )  # fmt: skip
 
-
-MakeTensor = Callable[..., int]
-"""``(code, bits, ndim, shape, strides)`` to a native tensor: of its own copy of the bytes, or over a slot that it holds."""
 
 
 def refusal(t: torch.Tensor) -> str | None:
@@ -99,17 +96,16 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def rebuild_tensor(
-    make: MakeTensor, dtype: tuple[int, int] | torch.dtype, shape: Sequence[int], strides: Sequence[int] | None
+    make: MakeCapsule, dtype: tuple[int, int] | torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None
 ) -> torch.Tensor:
     """Called by the unpickler.  ``strides`` None: contiguous.
 
     Raises:
         CorruptError: the shape does not fit the bytes.
     """
-    c_strides = NULL if strides is None else strides
     if isinstance(dtype, tuple):
-        return to_tensor(make, *dtype, len(shape), shape, c_strides)
-    return to_tensor(make, *BYTE, len(shape), shape, c_strides).view(dtype)
+        return to_tensor(make, dtype, shape, strides)
+    return to_tensor(make, BYTE, shape, strides).view(dtype)
 
 
 def rebuild_parameter(*arguments: Any) -> torch.nn.Parameter:

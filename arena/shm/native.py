@@ -5,27 +5,41 @@ Each native call drops the GIL.  ``lib`` has the functions of ``csrc/arena_nativ
 
 from __future__ import annotations
 
-import ctypes
-import errno
 from collections.abc import Callable
-from itertools import starmap
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
 from typing import Any
 
 import torch
 
+import arena._native
 from arena._native import ffi, lib
 from arena.errors import CorruptError
 from arena.shm import layout
 
-__all__ = ["NULL", "check_layout", "ffi", "geometry", "lib", "to_tensor"]
+__all__ = ["NULL", "MakeCapsule", "address_of", "capsules", "check_layout", "ffi", "geometry", "lib", "to_tensor"]
 
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype = ctypes.py_object
-_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 NULL = ffi.NULL
+_ADDRESS = ffi.typeof("uintptr_t")
 _from_dlpack = torch._C._from_dlpack
-_CAPSULE_NAME = (b"dltensor",)
-_CAPSULE_DESTRUCTOR = (ctypes.c_void_p(lib.arena_capsule_destructor()),)
+
+MakeCapsule = Callable[[tuple[int, int], tuple[int, ...], "tuple[int, ...] | None"], object]
+"""``(code, bits), shape, strides`` to a DLPack capsule: of a copy of some bytes, or over memory that it holds.
+
+One of ``capsules``' functions with its first three arguments: ``of_grant`` and ``of_mapping`` take the address of what the
+tensor holds, a place and a length; ``of_copy`` takes 0, the address of the bytes and their length.
+"""
+
+
+def _load_capsules() -> Any:
+    """The second module in the same library: cffi cannot return a Python object."""
+    loader = ExtensionFileLoader("_capsules", arena._native.__file__)
+    module = module_from_spec(ModuleSpec("_capsules", loader, origin=loader.path))
+    loader.exec_module(module)
+    return module
+
+
+capsules = _load_capsules()
 
 
 def check_layout() -> None:
@@ -53,23 +67,24 @@ def geometry(of: layout.Layout) -> Any:
     )  # fmt: skip
 
 
-def to_tensor(make: Callable[..., int], *arguments: Any) -> torch.Tensor:
-    """Hands what ``arena_grant_tensor`` or its like makes to torch, which owns it from then on.
+def address_of(pointer: Any) -> int:
+    """A C pointer as a number."""
+    return int(ffi.cast(_ADDRESS, pointer))
 
-    One chain of native calls, between which no signal handler runs: its exception would lose what was made, and the slot.
+
+def to_tensor(
+    make: MakeCapsule, dtype: tuple[int, int], shape: tuple[int, ...], strides: tuple[int, ...] | None
+) -> torch.Tensor:
+    """A tensor whose storage is what ``make`` gives: torch owns it from then on.  Strides in elements; None: contiguous.
 
     Raises:
         MemoryError: the native allocation failed.
         CorruptError: the shape does not fit the bytes.
     """
-    capsules = map(_new_capsule, starmap(make, (arguments,)), _CAPSULE_NAME, _CAPSULE_DESTRUCTOR)
     try:
-        (tensor,) = map(_from_dlpack, capsules)
-    except ValueError:  # of a capsule of nothing
-        if ffi.errno == errno.EINVAL:
-            raise CorruptError("a tensor's shape and strides do not fit its bytes") from None
-        raise MemoryError("no memory for a tensor's descriptor") from None
-    return tensor
+        return _from_dlpack(make(dtype, shape, strides))
+    except BufferError as error:
+        raise CorruptError(str(error)) from None
 
 
 check_layout()
