@@ -102,8 +102,8 @@ class ObjectCache:
         return cache
 
     def _adopt(self, end: OwnerEnd, limit_bytes: int, limit_slots: int, max_object_bytes: int | None) -> None:
-        if max_object_bytes is not None and max_object_bytes <= 0:
-            raise ValueError(f"max_object_bytes={max_object_bytes!r}: must be positive, or None")
+        if max_object_bytes is not None and (type(max_object_bytes) is not int or max_object_bytes <= 0):
+            raise ValueError(f"max_object_bytes={max_object_bytes!r}: must be a positive number of bytes, or None")
         self._end = end
         self._limit_bytes = limit_bytes
         self._limit_slots = limit_slots

@@ -35,7 +35,7 @@ class Deadline:
         """In ``timeout_s`` seconds; None: never."""
         if timeout_s is None:
             return NEVER
-        if not timeout_s >= 0:
+        if not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
             raise ValueError(f"timeout={timeout_s!r}: must be None or a number of seconds, not negative")
         # more than a lock can wait is never, infinity too
         return cls(timeout_s, time.monotonic() + timeout_s if timeout_s < threading.TIMEOUT_MAX else None)

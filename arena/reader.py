@@ -55,7 +55,7 @@ class ReaderEnd(MemberEnd):
     def _new_decoder(self, access: ReaderAccess) -> Decoder:
         slots = SlotReader(self.segment, self.row)
         private, readonly = access == "private", access == "readonly"
-        return Decoder(self.segment, slots, private=private, readonly=readonly, gates=self.gates)
+        return Decoder(slots, private=private, readonly=readonly, gates=self.gates)
 
     def _open_gates(self, handle: Handle, device: Device | None) -> None:
         access = handle.reader_access

@@ -6,6 +6,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
 
@@ -41,11 +42,6 @@ class WriterEnd(OwnerEnd):
         largest = record_footprint(max(max_chunk_bytes, grants_bytes))
         ring_bytes = align(max(max_chunks * record_footprint(max_chunk_bytes), 2 * largest), PAGE)
         super().__init__(ranks, ring_bytes, arena)
-        try:
-            self._out_of_band = outofband.OutOfBandWriter(named=self.config.backing == "shm", n_readers=len(ranks))
-        except BaseException:
-            super().release()
-            raise
         self._encoder = pickling.Encoder(self.slots, self.config.divert_bytes, self.config.copy_threads)
         self._record_bytes_max = max_chunk_bytes
         self._plain_bytes_max = min(JOIN_BYTES, max_chunk_bytes - codec.header_bytes(0, 0))
@@ -55,14 +51,19 @@ class WriterEnd(OwnerEnd):
         self._messages_total = 0
         self._out_of_band_total = 0
         self._in_flight: deque[tuple[int, int]] = deque()  # (ring position, bytes) of out-of-band messages
-        self.handle = Handle(
-            segment=self.segment.handle,
-            endpoint=self._out_of_band.endpoint,
-            local_reader_ranks=self.ranks,
-            reader_access=self.config.reader_access,
-            spin_us=spin_us,
-            pin=self.config.pin,
-        ).sealed()
+        with ExitStack() as undo:
+            undo.callback(super().release)
+            self._out_of_band = outofband.OutOfBandWriter(named=self.config.backing == "shm", n_readers=len(ranks))
+            undo.callback(self._out_of_band.close)
+            self.handle = Handle(
+                segment=self.segment.handle,
+                endpoint=self._out_of_band.endpoint,
+                local_reader_ranks=self.ranks,
+                reader_access=self.config.reader_access,
+                spin_us=spin_us,
+                pin=self.config.pin,
+            ).sealed()
+            undo.pop_all()
 
     # ---- messages ---------------------------------------------------------------------------------------------
 
@@ -126,11 +127,7 @@ class WriterEnd(OwnerEnd):
         slot = self.slots.claim(nbytes)
         if isinstance(slot, Refusal):
             self._unsettled = False
-            free, used = self.slots.usage()
-            raise CapacityError(
-                f"no loan of {nbytes} bytes: {slot.value} ({free} slots free, {used} of {self.slots.capacity_bytes} "
-                "bytes in use); drop tensors, or give ArenaConfig more slots or capacity_bytes"
-            )
+            raise CapacityError(f"no loan of {nbytes} bytes: {self._why_no_loan(slot)}")
         error = self.slots.populate(slot)
         if error:
             self.slots.abort([slot])
@@ -140,6 +137,18 @@ class WriterEnd(OwnerEnd):
         self.slots.loan(slot)
         self._unsettled = False
         return view
+
+    def _why_no_loan(self, refusal: Refusal) -> str:
+        capacity_bytes = self.slots.capacity_bytes
+        if refusal is Refusal.NO_ARENA:
+            return "this queue has no arena; make it with one"
+        if refusal is Refusal.OVERSIZE:
+            return f"the whole arena has {capacity_bytes}; give ArenaConfig more capacity_bytes"
+        free, used = self.slots.usage()
+        return (
+            f"{refusal.value} ({free} of {len(self.slots.states)} slots free, {used} of {capacity_bytes} bytes in use); "
+            "drop tensors, or give ArenaConfig more slots or capacity_bytes"
+        )
 
     def _send(self, message: pickling.Encoded, deadline: Deadline) -> None:
         self._number += 1  # whether or not it gets out: no two payloads share a number, or a reader takes one for the other

@@ -20,7 +20,6 @@ from arena.message.tensors import BYTE, rebuild_tensor
 from arena.protocol.slots import Grant, Lease, drop, drop_all
 from arena.shm import layout
 from arena.shm.native import address_of, capsules, ffi, lib
-from arena.shm.segment import Segment
 
 _C_GRANT = attrgetter("c_grant")
 
@@ -44,10 +43,7 @@ class Decoder:
     Where a device may read the memory, ``gates`` lets leases wait for it.
     """
 
-    def __init__(
-        self, segment: Segment, slots: Slots, *, private: bool, readonly: bool, gates: Gates | None = None
-    ) -> None:
-        self._mapping = segment.mapping
+    def __init__(self, slots: Slots, *, private: bool, readonly: bool, gates: Gates | None = None) -> None:
         self._slots = slots
         self._private = private
         self._readonly = readonly

@@ -34,7 +34,7 @@ def writer(segment: Any) -> SlotWriter:
 
 @pytest.fixture
 def decoder(segment: Any) -> Decoder:
-    return Decoder(segment, SlotReader(segment, 0), private=False, readonly=False)
+    return Decoder(SlotReader(segment, 0), private=False, readonly=False)
 
 
 def sent(writer: SlotWriter, payload: bytes = BYTES) -> Grant:
