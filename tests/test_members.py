@@ -152,3 +152,27 @@ def test_a_burial_that_an_exception_cuts_short_is_begun_again_and_counted_once(
         assert writer.statistics().deaths_total == 1
         assert writer.statistics().slots_free == SMALL.slots
         assert word(writer, 0).state is State.EMPTY
+
+
+@pytest.mark.parametrize(
+    "step", ["ring.consumed", "slots.excuse_unread", "ring.drop_reader", "slots.owes", "ring.clear_entry"]
+)
+def test_a_leave_whose_dealing_with_an_exception_cuts_short_is_dealt_with_again(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader has not read the last message, and owes nothing for it."""
+    with queue_of(1) as (writer, (reader,)):
+        writer.enqueue([torch.ones(4096), torch.ones(4096)])
+        reader.shutdown()
+        part, name = step.split(".")
+
+        def interrupted(*_: object) -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(getattr(writer._end, part), name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.reap()
+        writer.reap()
+        assert writer.statistics().slots_free == SMALL.slots
+        assert word(writer, 0).state is State.EMPTY

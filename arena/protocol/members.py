@@ -76,8 +76,8 @@ class Members:
                 continue
             self._watched(row, entry)  # it may have left before it was admitted
             if self._ring.members >> row & 1:
-                self._ring.drop_reader(row)
                 self._slots.excuse_unread(row, self._ring.consumed(row))
+                self._ring.drop_reader(row)  # last: what a signal handler's exception cuts short is done again
             if not self._slots.owes(row):
                 self._clear(row)
 
