@@ -15,7 +15,7 @@ import torch
 from support import SMALL, Reader, dequeue, queue_of, readers_of, wait_until
 
 from arena import MessageQueue, endpoint
-from arena.shm.layout import MEMBER_BYTES, MEMBER_PARK, PAGE
+from arena.shm.layout import MEMBER_BYTES, MEMBER_PARK, MEMBERS_OFFSET
 from arena.shm.native import ffi
 
 
@@ -28,7 +28,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def park_word_of(writer: MessageQueue, row: int) -> Any:
     control = writer._end.segment.mapping.control
-    return ffi.cast("volatile uint32_t *", control + PAGE + row * MEMBER_BYTES + MEMBER_PARK)
+    return ffi.cast("volatile uint32_t *", control + MEMBERS_OFFSET + row * MEMBER_BYTES + MEMBER_PARK)
 
 
 def sleeps(pid: int) -> bool:
