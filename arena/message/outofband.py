@@ -11,8 +11,8 @@ inline buffer.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Sequence
@@ -47,6 +47,13 @@ def _as_capacity(error: zmq.ZMQError) -> Exception:
     return refusal(_WHAT, OSError(error.errno, str(error))) if error.errno in SHORTAGES else error
 
 
+def _context() -> zmq.Context[zmq.Socket[bytes]]:
+    try:
+        return zmq.Context()
+    except zmq.ZMQError as error:
+        raise _as_capacity(error) from error
+
+
 class OutOfBandWriter:
     """The writer's end.  Not thread-safe: the queue's lock guards it."""
 
@@ -56,17 +63,17 @@ class OutOfBandWriter:
         parent = capacity.SHM_DIRECTORY if named else tempfile.gettempdir()
         if len(parent) > _PATH_BYTES_MAX - 40:
             parent = "/tmp"
-        with typed(f"a directory for sockets in {parent}"):
-            self._directory, self._directory_fd = names.new_directory(parent)
-        self._fd = -1
-        self._context = zmq.Context()
+        self._fd = self._directory_fd = -1
+        self._context = _context()
         try:
+            with typed(f"a directory for sockets in {parent}"):
+                self._directory, self._directory_fd = names.new_directory(parent, lasting=named)
             self._socket = self._context.socket(zmq.ROUTER)
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown reader is an error, not a silent loss
             self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a process that left may join again, by the same name
             self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the queue instead, in bytes
             self._socket.setsockopt(zmq.LINGER, LINGER_MS)
-            path = f"{self._directory}/socket"
+            path = f"{self._directory}/{names.SOCKET}"
             self._socket.bind(f"ipc://{path}")
             self.endpoint = f"ipc://{path}"
             if not named:
@@ -115,8 +122,9 @@ class OutOfBandWriter:
 
     def remove_name(self) -> None:
         """Takes the socket's file out of the file system; idempotent."""
-        shutil.rmtree(self._directory, ignore_errors=True)
         if self._directory_fd >= 0:
+            with contextlib.suppress(OSError):  # somebody has removed it, or put something into it
+                names.remove_directory(self._directory)
             close_kept(self._directory_fd)
             self._directory_fd = -1
 
@@ -147,9 +155,10 @@ class OutOfBandReader:
     def __init__(self, endpoint: str, reader: bytes) -> None:
         require_descriptors(_DESCRIPTORS, _WHAT)
         require_threads(_THREADS, _WHAT)
-        self._fd = _open_socket(endpoint.removeprefix("ipc://"))
-        self._context = zmq.Context()
+        self._fd = -1
+        self._context = _context()
         try:
+            self._fd = _open_socket(endpoint.removeprefix("ipc://"))
             self._socket = self._context.socket(zmq.DEALER)
             self._socket.setsockopt(zmq.IDENTITY, reader)
             self._socket.setsockopt(zmq.RCVHWM, 0)

@@ -22,6 +22,7 @@ from arena.shm import capacity, layout, process
 from arena.shm.descriptors import close_kept, open_kept
 from arena.shm.entry import Entry, Record
 from arena.shm.native import lib
+from arena.shm.shortage import lock
 
 log = logging.getLogger("arena.shm")
 
@@ -148,11 +149,12 @@ class ShmBacking:
 
     def survivors(self, entry: Entry) -> list[Record]:
         try:
+            os.lstat(self._path)  # says that it is not there even where no descriptor is left to open it
             fd = open_kept(lambda: os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
         except FileNotFoundError:
             return []
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, self._path)
             return []
         except BlockingIOError:
             inode = os.fstat(fd).st_ino
@@ -169,8 +171,8 @@ class ShmBacking:
         except FileNotFoundError:
             return None
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
+            lock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, self._path)
+        except BaseException:
             close_kept(fd)
             raise
         return fd
@@ -180,7 +182,7 @@ class ShmBacking:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = open_kept(lambda: os.open(self._path, flags, 0o600))
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, self._path)
             _set_size(fd, nbytes)
         except BaseException:
             self.remove()

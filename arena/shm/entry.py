@@ -19,7 +19,7 @@ from pathlib import Path
 from arena.errors import ArenaError, AttachError
 from arena.shm.descriptors import close_kept, open_kept
 from arena.shm.names import is_at
-from arena.shm.shortage import SHORTAGES, refusal
+from arena.shm.shortage import SHORTAGES, lock, refusal
 
 POPULATED_BYTES = 64
 FAILURE_BYTES = 960
@@ -166,13 +166,14 @@ class Entry:
 
         Raises:
             TimeoutError: it is held for longer than that; the text names the holder.
+            CapacityError: locks cannot be had there.
         """
         timeout_s = LOCK_TIMEOUT_S if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
         pause_s = 0.0002
         while True:
             try:
-                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, self.path)
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from arena.errors import ArenaError
-from arena.shm import names
+from arena.errors import ArenaError, AttachError
+from arena.shm import capacity, layout, names
 from arena.shm.backing import Backing, MemfdBacking, ShmBacking
-from arena.shm.capacity import SHM_DIRECTORY
-from arena.shm.directory import directory, remove_directory
+from arena.shm.directory import check_directory, directory, remove_directory
 from arena.shm.entry import Entry
 from arena.shm.membership import Wanted
+
+_MAGIC = layout.MAGIC.to_bytes(8, "little")
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Leftover:
 def collect(*, remove: bool, entries: Path | None = None, places: tuple[Path, ...] | None = None) -> list[Leftover]:
     """Finds what is provably nobody's, and removes it if asked to.
 
-    What belongs to another user, or cannot be looked at, is passed over.
+    What belongs to another user, cannot be looked at, or is not what arena makes, whatever its name, is passed over.
 
     Args:
         remove: False: only look.
@@ -40,19 +41,39 @@ def collect(*, remove: bool, entries: Path | None = None, places: tuple[Path, ..
         places: where segments and sockets have names; by default ``/dev/shm`` and the temporary directories.
     """
     if places is None:
-        places = Path(SHM_DIRECTORY), Path(tempfile.gettempdir()), Path("/tmp")
+        places = default_places()
     found = [*_regions(directory() if entries is None else entries, remove=remove)]
     for place in dict.fromkeys(places):
         for path in sorted(place.glob(f"{names.PREFIX}*-*")):
-            with contextlib.suppress(OSError), names.dead(path) as status:
-                if status is not None and (what := _KINDS.get(stat.S_IFMT(status.st_mode))):
+            with contextlib.suppress(OSError, ArenaError), names.dead(path) as fd:
+                if fd is not None and (what := _what(path, fd)):
                     if remove:
-                        shutil.rmtree(path) if stat.S_ISDIR(status.st_mode) else os.unlink(path)
-                    found.append(Leftover(path, what, status.st_blocks * 512))
+                        names.remove_directory(path) if what == "socket" else os.unlink(path)
+                    found.append(Leftover(path, what, os.fstat(fd).st_blocks * 512))
     return found
 
 
-_KINDS = {stat.S_IFREG: "segment", stat.S_IFDIR: "socket"}
+def default_places() -> tuple[Path, ...]:
+    """Wherever a process with any ``TMPDIR`` that this one can know of has made names."""
+    return Path(capacity.SHM_DIRECTORY), Path(tempfile.gettempdir()), Path("/tmp")
+
+
+def _what(path: Path, fd: int) -> str | None:
+    """What a name that nobody has a lock on is, or None if arena has not made it: by name, mode and content."""
+    mode = os.fstat(fd).st_mode
+    if mode & _OTHERS:
+        return None
+    if stat.S_ISREG(mode) and names.FILE.fullmatch(path.name):
+        head = os.pread(fd, layout.HEADER_BYTES, 0)  # zeros, or nothing: its writer was killed before it wrote there
+        return "segment" if head.startswith(_MAGIC) or not any(head) else None
+    if stat.S_ISDIR(mode) and names.DIRECTORY.fullmatch(path.name):
+        with os.scandir(fd) as inside:
+            return "socket" if all(_is_socket(each) for each in inside) else None
+    return None
+
+
+def _is_socket(inside: os.DirEntry[str]) -> bool:
+    return inside.name == names.SOCKET and stat.S_ISSOCK(inside.stat(follow_symlinks=False).st_mode)
 
 
 def remove_failure(wanted: Wanted) -> None:
@@ -61,8 +82,11 @@ def remove_failure(wanted: Wanted) -> None:
 
 
 def _regions(where: Path, *, remove: bool) -> Iterator[Leftover]:
-    paths = sorted(where.glob("offload-*")) if where.is_dir() else []
-    for path in (each for each in paths if each.suffix != ".data"):
+    try:
+        check_directory(where)
+    except AttachError:  # no region was ever there
+        return
+    for path in (each for each in sorted(where.glob("offload-*")) if each.suffix != ".data"):
         data = path.with_name(path.name + ".data")
         backing: Backing = ShmBacking(data) if data.exists() else MemfdBacking("")
         with contextlib.suppress(OSError, ArenaError):

@@ -1,4 +1,4 @@
-"""Running out of descriptors, threads or memory, said by a `CapacityError`.
+"""Running out of descriptors, threads, locks or memory, said by a `CapacityError`.
 
 libzmq ends the process where it cannot start a thread or open a descriptor of its own: what it will need is tried out
 before it is asked.
@@ -7,12 +7,14 @@ before it is asked.
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from arena.errors import CapacityError
 from arena.shm.descriptors import no_fork
@@ -45,6 +47,24 @@ def refusal(what: str, error: OSError) -> CapacityError:
         f"{what} cannot be made: {error} (errno {error.errno}); close or shrink something, or raise the limit (ulimit -n, "
         "ulimit -v, the container's memory, the file system of TMPDIR)"
     )
+
+
+def lock(fd: int, kind: int, path: str | Path) -> None:
+    """Takes the lock of an open file, as ``flock`` does.
+
+    Raises:
+        BlockingIOError: somebody else has it, and ``kind`` has ``LOCK_NB``.
+        CapacityError: locks cannot be had there.
+    """
+    try:
+        fcntl.flock(fd, kind)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise CapacityError(
+            f"{path} cannot be locked: {error.strerror} (errno {error.errno}): without flock its file system or this "
+            "sandbox cannot say whose it is; allow flock there, or use a queue with backing='memfd', which does without"
+        ) from error
 
 
 def require_descriptors(n: int, what: str) -> None:

@@ -15,7 +15,8 @@ def command(dry_run: bool, as_json: bool) -> None:
 
     That is: segments and sockets of `backing="shm"` whose writer was killed before all readers had joined, and the entries
     of offload regions. Only what is provably nobody's is touched: a living process holds a lock on what it has made,
-    whatever PID namespace it is in. Other users' files are passed over.
+    whatever PID namespace it is in. Other users' files are passed over, and what has not the name, the mode and the
+    content of something that arena makes.
     """
     from arena.shm import leftovers
 
