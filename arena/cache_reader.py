@@ -30,7 +30,7 @@ class CacheReader:
         self._secret = end.segment.secret()
         self.segment_id = end.segment.handle.segment_id
         slots = ObjectReader.of(end.segment, row, private=access == "private")
-        self._decoder = ObjectDecoder(slots, private=False, readonly=access == "readonly", gates=gates)
+        self._decoder = ObjectDecoder(slots, readonly=access == "readonly", gates=gates)
 
     @classmethod
     def attach(cls, handle: Handle, rank: int, timeout: float | None = 30.0) -> CacheReader:

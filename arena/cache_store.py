@@ -122,13 +122,20 @@ class Store:
     def _undo(self, taken: dict[int, None]) -> None:
         """After a put that was cut short: what it took is free again, unless it had come to the end."""
         with self.lock:
-            kept = {slot for entry in self.entries.values() for slot in entry.slots}
-            while taken:
-                slot, _ = taken.popitem()
-                if slot not in kept:
-                    self.objects.give_up(slot)
-            self._slots.restore()
-            self._settle()
+            try:
+                self._give_up(taken)
+            except BaseException:  # a signal handler's: again, before the lock is free, and the slots may be another's
+                self._give_up(taken)
+                raise
+
+    def _give_up(self, taken: dict[int, None]) -> None:
+        kept = {slot for entry in self.entries.values() for slot in entry.slots}
+        for slot in taken:
+            if slot not in kept:
+                self.objects.give_up(slot)
+        self._slots.restore()
+        self._settle()
+        taken.clear()
 
     # ---- what is there ----------------------------------------------------------------------------------------
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dis
+import errno
+import inspect
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -128,13 +132,21 @@ class Cut(BaseException):
 
 
 @cache
+def back_edges(code: CodeType) -> frozenset[int]:
+    """Where loops go back."""
+    names = {step.offset: step.opname for step in dis.get_instructions(code)}
+    return frozenset(at for at, name in names.items() if "JUMP_BACKWARD" in name or name == "JUMP_ABSOLUTE")
+
+
+@cache
 def places(code: CodeType) -> frozenset[int]:
-    """Where the interpreter runs signal handlers: behind calls, and at the start of a function."""
+    """Where the interpreter runs signal handlers: behind calls, at the start of a function, and where a loop goes back."""
     path = Path(code.co_filename)
     if path.name not in WHERE or not path.is_relative_to(Path(arena.__file__).parent):
         return frozenset()
     steps = pairwise(dis.get_instructions(code))
-    return frozenset(after.offset for before, after in steps if before.opname.startswith(("CALL", "RESUME")))
+    behind = {after.offset for before, after in steps if before.opname.startswith(("CALL", "RESUME"))}
+    return back_edges(code) | behind
 
 
 def cut_at(place: int, call: Callable[[], object]) -> bool:
@@ -210,9 +222,12 @@ def test_an_exception_anywhere_in_another_call_loses_nothing(name: str) -> None:
         while was_reached:
             handle = put(store, "a", pages(2, 1))
             put(store, "b", pages(2, 2))
-            held = [reader.get(handle)]
+            held: list[Any] = [reader.get(handle)]
             store.remove("b") if name == "statistics" else None
             was_reached = cut_at(place, call)
+            for number in range(SLOTS):
+                store.put(f"other{number}", pages(1, 9))
+            assert (held[0] == 1).all(), place
             held.clear()
             store.clear()
             now = store.statistics()
@@ -221,6 +236,84 @@ def test_an_exception_anywhere_in_another_call_loses_nothing(name: str) -> None:
             store.clear()
             place += 1
         assert place > 3
+
+
+def test_an_eviction_that_is_complete_is_not_done_again() -> None:
+    """A loan's slot that drains keeps its quarantine."""
+    with room() as (writer, _, store):
+        loan = lent(writer, 1)
+        put(store, "key", loan)
+        _, slot = store._store.entries["key"].slots
+        store.remove("key")
+        objects = store._store.objects
+        fences = objects._draining[slot].fences
+        fences.append(math.inf)
+        objects.give_up(slot)
+        del loan
+        assert objects.scan() == 0
+        fences.clear()
+        assert objects.scan() == 1
+        assert writer.statistics().slots_free == SLOTS
+
+
+def test_an_exception_anywhere_in_undoing_a_put_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The put is undone because there is no memory for it."""
+    monkeypatch.setattr(PackedObject, "write", lambda *_: errno.ENOSPC)
+    with room() as (writer, _, store):
+        was_reached, place = True, 0
+        while was_reached:
+            was_reached = cut_at(place, partial(store.put, "key", pages(4)))
+            assert (writer.statistics().slots_free, writer.statistics().bytes_in_use) == (SLOTS, 0), place
+            place += 1
+        assert place > 30
+
+
+def interrupted_at(place: int, call: Callable[[], object]) -> bool:
+    """As ``cut_at``, in whatever code, and not a step later than a signal handler would raise."""
+    left = place
+
+    def arrive() -> None:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            raise Cut
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        is_generators = event != "c_return" and frame.f_code.co_flags & inspect.CO_GENERATOR  # no handler runs in a close
+        if event in ("call", "return", "c_return") and not is_generators and frame.f_code.co_filename != __file__:
+            arrive()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode" and frame.f_lasti in back_edges(frame.f_code):
+            arrive()
+        return trace
+
+    sys.settrace(trace)
+    sys.setprofile(profile)
+    try:
+        call()
+    except Cut:
+        return True
+    finally:
+        sys.setprofile(None)
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.parametrize("access", ["shared", "private"])
+def test_an_exception_anywhere_in_a_get_leaves_no_hold(access: Any) -> None:
+    with queue_of(arena=replace(ROOM, reader_access=access)) as (writer, [reader]):
+        store, readers = writer.object_cache(reserve_bytes=0, reserve_slots=0), reader.cache_reader()
+        handle = put(store, "key", [pages(1, 1), lent(writer, 2), b"small"])
+        mapping = reader._end.segment.mapping
+        before, place = mapping.grants, 0
+        while interrupted_at(place, partial(readers.get, handle)):
+            assert mapping.grants == before, place
+            place += 1
+        assert place > 100
+        store.clear()
+        assert writer.statistics().slots_free == SLOTS
 
 
 # ---- transactions ---------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from support import SMALL, WATCHDOG_S, RemoteError, in_thread, python, queue_of,
 
 from arena import ArenaConfig, ObjectCache, Uncached
 from arena.errors import CacheMiss
+from arena.protocol.objects import ObjectReader
 from arena.shm.native import lib
 
 
@@ -238,6 +239,36 @@ def test_shutdown_waits_for_what_is_under_way() -> None:
         cache.shutdown()
         go_on.set()
         assert putting()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_child_that_is_forked_while_a_thread_makes_a_reader_attaches_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def make(self: ObjectReader, *arguments: Any, **options: Any) -> None:
+        inside.set()
+        assert go_on.wait(WATCHDOG_S)
+        made(self, *arguments, **options)
+
+    made = ObjectReader.__init__
+    with ObjectCache(4 * PAGE, 2) as cache:
+        handle = cache.export_handle()
+        monkeypatch.setattr(ObjectReader, "__init__", make)
+        first = in_thread(lambda: ObjectCache.attach(handle, 0))
+        assert inside.wait(WATCHDOG_S)
+        monkeypatch.undo()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)  # it waits for nobody's lock
+            try:
+                ObjectCache.attach(handle, 1).shutdown()
+                os._exit(0)
+            except BaseException:
+                os._exit(99)
+        status = os.waitpid(child, 0)[1]
+        go_on.set()
+        first().shutdown()
+        assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_forked_children_are_inert() -> None:

@@ -17,7 +17,7 @@ from arena.errors import ArenaError, CorruptError
 from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
 from arena.message.gates import Gates
 from arena.message.tensors import BYTE, rebuild_tensor
-from arena.protocol.slots import Grant, Lease, drop, drop_all
+from arena.protocol.slots import Grant, Lease, drop
 from arena.shm import layout
 from arena.shm.native import address_of, capsules, ffi, lib
 
@@ -114,30 +114,6 @@ class Decoder:
             payload, *inline = record.payload(_inline_bytes(buffers))
         record.check_body(table, payload)
         return pickle.loads(payload, buffers=self._buffers(buffers, leases, iter(inline)))
-
-    def _lease(self, grants: Sequence[Grant]) -> list[Lease]:
-        """A hold of each slot while the object is unpickled; of none of them where one fails."""
-        leases: list[Lease] = []
-        failure: BaseException | None = None
-        for grant in grants:
-            try:
-                lease = self._slots.lease(grant)
-            except BaseException as error:  # a signal handler's, too
-                failure = error
-                continue
-            leases.append(lease)
-        if self._gates is not None and failure is None:
-            try:
-                self._gates.admit(leases)
-            except BaseException as error:
-                failure = error
-        if failure is not None:
-            drop_all(leases)
-            try:
-                raise failure
-            finally:  # a frame and its exception would hold each other, and the caller's tensors, until the next collection
-                del failure
-        return leases
 
     def _buffers(self, buffers: Sequence[Buffer], leases: Sequence[Lease], inline: Iterator[memoryview]) -> Iterator[Any]:
         """What the pickle asks for, in its order: for a tensor, the native call that makes it over its bytes.

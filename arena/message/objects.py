@@ -10,7 +10,9 @@ A buffer that lies in a loan stays there; the loan's slot is a further grant of 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -18,17 +20,20 @@ import torch
 from arena.errors import CorruptError
 from arena.message import codec, tensors
 from arena.message.codec import Buffer, Kind, Record
+from arena.message.gates import Gates
 from arena.message.leases import Decoder
 from arena.message.pickling import Encoded, Encoder, Inline, in_slot
-from arena.protocol.slots import Grant, Lease, SlotWriter, drop_all
+from arena.protocol.objects import ObjectReader
+from arena.protocol.slots import Grant, Lease, SlotWriter
 from arena.shm.layout import LINE, align
-from arena.shm.native import address_of, capsules, ffi, to_tensor
+from arena.shm.native import address_of, capsules, ffi, lib, to_tensor
 from arena.shm.segment import Segment
 
 JOIN_BYTES = 64 << 10
 """Pieces of a pickle that are smaller are copied as one."""
 
 _LENGTH = struct.Struct("<Q")
+_FIRST = itemgetter(0)
 
 
 class ObjectEncoder(Encoder):
@@ -126,6 +131,10 @@ class PackedObject:
 class ObjectDecoder(Decoder):
     """Rebuilds objects over their slots; any number of threads at a time."""
 
+    def __init__(self, slots: ObjectReader, *, readonly: bool, gates: Gates | None = None) -> None:
+        super().__init__(slots, private=False, readonly=readonly, gates=gates)
+        self._objects = slots
+
     def get(self, grant: Grant) -> object:
         """The object, over leased memory.
 
@@ -134,18 +143,30 @@ class ObjectDecoder(Decoder):
             CorruptError: the slot does not hold an object.
             whatever unpickling raises.
         """
-        leases = self._lease([grant])
+        made: list[Any] = []
+        drops = map(lib.arena_grant_drop, filter(None, map(_FIRST, made)))  # lazy: of whatever is held by then
         try:
+            leases = self._lease([grant], made)
             record = self._record(leases[0])
             first, *loans = record.grants()
             if first != grant:
                 raise CorruptError(f"slot {grant.slot} holds the record of {first}, not of {grant}")
-            leases += self._lease(loans)
+            leases += self._lease(loans, made)
             if record.flags & codec.OUT_OF_BAND:
                 raise CorruptError(f"slot {grant.slot} holds a record that says it travelled out of band")
             return self._unpickle(record, leases, [])
         finally:
-            drop_all(leases)
+            list(drops)  # one call, before which no signal handler runs
+
+    def _lease(self, grants: Sequence[Grant], made: list[Any]) -> list[Lease]:
+        """A hold of each slot while the object is unpickled; a place in ``made`` is there for it before it is made."""
+        leases = []
+        for grant in grants:
+            made.append(ffi.new("arena_grant **"))
+            leases.append(self._objects.lease(grant, made[-1]))
+        if self._gates is not None:
+            self._gates.admit(leases)
+        return leases
 
     def _record(self, lease: Lease) -> Record:
         record_bytes = int(ffi.cast("uint64_t *", lease.data)[0])

@@ -8,6 +8,7 @@ slot is *draining*: nobody waits for it, and it is not used.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import dataclass, field
@@ -103,8 +104,11 @@ class ObjectWriter:
 
     def give_up(self, slot: int) -> None:
         """What was taken for an object that will not be, at whatever step: free when nobody holds it.  A loan stays one."""
+        draining = self._draining.get(slot)
         if slot in self._open:
             self.evict(slot)
+        elif draining is not None and self._is_closed(slot, draining.generation):
+            return  # it was evicted, and may be held
         elif self._slots.states[slot] is State.OBJECT and self._lent[slot]:
             self._draining[slot] = _Draining(int(self._slots.generations[slot]) - 1)
         elif self._slots.states[slot] in (State.OBJECT, State.CLAIMED):
@@ -212,24 +216,35 @@ class ObjectReader:
         self.row = row
         trace.observe(self, segment)
 
-    def lease(self, grant: Grant) -> Lease:
+    def lease(self, grant: Grant, made: Any = None) -> Lease:
         """A hold on an object's slot (a get: announce and recheck in one), which the last holder releases, in C.
+
+        Args:
+            grant: what is got.
+            made: an ``arena_grant **`` where the hold is written down as it is made.  The caller drops it, also if this
+                raises or a signal handler does when it returns; by default nothing is held where this raises.
 
         Raises:
             StaleSlotError: the object was evicted.
             CorruptError: there cannot be such an object, or its extent lies outside the data area.
         """
-        slot, generation = grant
-        outcome, extent, made = ffi.new("int *"), ffi.new("uint64_t[2]"), ffi.new("arena_grant **")
+        if made is not None:
+            return self._lease(grant, made)
+        made = ffi.new("arena_grant **")
         try:
-            c_grant = lib.arena_grant_get(self._holds, slot, generation, outcome, made)  # [object.evict] [object.publish]
-            if not c_grant:
-                raise self._refusal(grant, outcome[0])
-            if lib.arena_slot_extent(self._mapping, slot, extent, extent + 1) != lib.ARENA_OK:
-                raise CorruptError(f"slot {slot} (extent {extent[0]}, {extent[1]}) is outside the arena")
+            return self._lease(grant, made)
         except BaseException:  # a signal handler's, too
             drop(made[0])
             raise
+
+    def _lease(self, grant: Grant, made: Any) -> Lease:
+        slot, generation = grant
+        outcome, extent = ffi.new("int *"), ffi.new("uint64_t[2]")
+        c_grant = lib.arena_grant_get(self._holds, slot, generation, outcome, made)  # [object.evict] [object.publish]
+        if not c_grant:
+            raise self._refusal(grant, outcome[0])
+        if lib.arena_slot_extent(self._mapping, slot, extent, extent + 1) != lib.ARENA_OK:
+            raise CorruptError(f"slot {slot} (extent {extent[0]}, {extent[1]}) is outside the arena")
         lease = Lease(c_grant, self._mapping.data + extent[0], extent[1])
         if self._private and outcome[0] == lib.ARENA_OK:  # first of its leases: forget what was written here before
             lib.arena_discard(lease.data, align(lease.nbytes, PAGE))
@@ -260,3 +275,10 @@ class ObjectReader:
     def private(self) -> Any:
         """The counts and generations beside the words."""
         return lib.arena_holds_private(self._holds)
+
+
+def _renew_lock() -> None:
+    ObjectReader._lock = threading.Lock()  # a thread that the child does not have may be inside
+
+
+os.register_at_fork(after_in_child=_renew_lock)
