@@ -79,8 +79,8 @@ class Endpoint:
     """Base of both ends.  Calls from different threads take turns; ``shutdown`` ends a blocked one within a slice.
 
     A signal handler may call ``shutdown`` while its own thread is inside a call: what the call uses is then closed when
-    the call returns.  It may also raise, anywhere: turns and visits are given back by native calls alone, before which
-    no handler runs.
+    the call returns.  It may also raise: turns and visits are given back by native calls, first in a ``finally`` that
+    covers the taking, and before such a call no handler runs.
     """
 
     def __init__(self, segment: Segment, cancel: Callable[[], None]) -> None:
@@ -90,7 +90,8 @@ class Endpoint:
         self._released = False  # the resources are gone
         self._alive = segment.mapping.alive  # a page that outlives the mapping
         self._turn: Any = threading.RLock()  # held by the thread inside a call: an RLock knows whose it is
-        self._closing = threading.RLock()  # no cancel after the release: it would touch unmapped memory
+        self._closing = threading.RLock()  # a cancel before the release: later it would touch unmapped memory
+        self._cancelled = False
         self._visits: list[threading.Lock] = []  # uses that take no turn, each locked while it lasts
 
     def in_turn(self, deadline: Deadline, call: Callable[..., T], *arguments: Any) -> T:
@@ -102,11 +103,15 @@ class Endpoint:
             TimeoutError: another thread's call did not end in time.
             RuntimeError: from inside a call of the same thread (an object's reduction).
         """
-        self.take_turn(deadline)
+        self.check_turn()
         try:
+            self.take_turn(deadline)
             return call(*arguments)
         finally:
-            self._turn.release()
+            try:  # noqa: SIM105 - Python code before the release is a place for a signal handler
+                self._turn.release()
+            except RuntimeError:  # it was not taken
+                pass
             if self.closed:
                 self._release_once()
 
@@ -119,23 +124,19 @@ class Endpoint:
         except TurnTaken:
             return None
 
-    def take_turn(self, deadline: Deadline) -> None:
+    def check_turn(self) -> None:
+        """Before ``take_turn``: refuses a call in a forked child, and one from inside another."""
         if not self._alive[0]:
             self.check_usable()
-        turn = self._turn
-        if turn._is_owned():
+        if self._turn._is_owned():
             raise RuntimeError("a queue was used from inside its own enqueue or dequeue")
-        try:
-            if not turn.acquire(False):
-                self._wait_for_turn(deadline)
-            if self.closed:
-                self.check_usable()
-        except BaseException:
-            if turn._is_owned():
-                turn.release()
-            if self.closed:
-                self._release_once()
-            raise
+
+    def take_turn(self, deadline: Deadline) -> None:
+        """Inside the ``try`` whose ``finally`` gives it back, also if this raises: then it may have been taken or not."""
+        if not self._turn.acquire(False):
+            self._wait_for_turn(deadline)
+        if self.closed:
+            self.check_usable()
 
     def _wait_for_turn(self, deadline: Deadline) -> None:
         left = deadline.left_s()
@@ -174,20 +175,21 @@ class Endpoint:
         with self._closing:
             if self._released:
                 return
-            self._cancel()
+            if not self._cancelled:
+                self._cancel()
+                self._cancelled = True
             if self._turn._is_owned() or any(visit.locked() for visit in self._visits):
                 return  # a signal handler's shutdown inside a call, or a visit under way: the last of them does it
         if not self._turn.acquire(timeout=_CLOSE_WAIT_S):
             log.warning("a call did not end within %s s of shutdown(); the memory stays mapped", _CLOSE_WAIT_S)
             return
         try:
-            with self._closing:
-                first, self._released = not self._released, True
-            if first:
+            if self.segment.alive:  # else another thread has done it
                 self.release()
+            self._released = True
         finally:
             self._turn.release()
 
     def release(self) -> None:
-        """Gives back what this end holds; called once, by one thread, with no call under way."""
+        """Gives back what this end holds, the segment last; by one thread, with no call under way."""
         self.segment.close()

@@ -98,10 +98,12 @@ class OwnerEnd(Endpoint):
     def release(self) -> None:
         try:
             self.ring.close()
-        finally:  # a signal handler's exception keeps nothing
             segment.unlink(self.segment.handle)
-            self.members.close()
-            super().release()
+        finally:  # a signal handler's exception keeps nothing
+            try:
+                self.members.close()
+            finally:
+                super().release()
 
 
 class MemberEnd(Endpoint):

@@ -67,11 +67,15 @@ class ReaderEnd(MemberEnd):
     # ---- messages ---------------------------------------------------------------------------------------------
 
     def dequeue(self, deadline: Deadline, *, indefinite: bool) -> object:
-        self.take_turn(deadline)
+        self.check_turn()
         try:  # in_turn, spelt out: a microsecond of eight beside unpickling
+            self.take_turn(deadline)
             return self._dequeue(deadline, indefinite)
         finally:
-            self._turn.release()
+            try:  # noqa: SIM105 - Python code before the release is a place for a signal handler
+                self._turn.release()
+            except RuntimeError:  # it was not taken
+                pass
             if self.closed:
                 self._release_once()
 
@@ -245,6 +249,8 @@ class ReaderEnd(MemberEnd):
             if self.gates is not None:
                 self.gates.close()
         finally:
-            if self._out_of_band is not None:
-                self._out_of_band.close()
-            super().close_parts()
+            try:
+                if self._out_of_band is not None:
+                    self._out_of_band.close()
+            finally:
+                super().close_parts()

@@ -68,11 +68,15 @@ class WriterEnd(OwnerEnd):
     # ---- messages ---------------------------------------------------------------------------------------------
 
     def enqueue(self, obj: object, deadline: Deadline) -> None:
-        self.take_turn(deadline)
+        self.check_turn()
         try:  # in_turn, spelt out: a microsecond of fourteen
+            self.take_turn(deadline)
             self._enqueue(obj, deadline)
         finally:
-            self._turn.release()
+            try:  # noqa: SIM105 - Python code before the release is a place for a signal handler
+                self._turn.release()
+            except RuntimeError:  # it was not taken
+                pass
             if self.closed:
                 self._release_once()
 
@@ -133,10 +137,15 @@ class WriterEnd(OwnerEnd):
             self.slots.abort([slot])
             self._unsettled = False
             raise CapacityError(f"no memory for a loan of {nbytes} bytes: {os.strerror(error)}")
-        view = pickling.view_of(self.slots, slot, dtype, shape)  # first: its drop is what ends a loan
-        self.slots.loan(slot)
+        views: list[torch.Tensor] = []
+        try:
+            views.append(pickling.view_of(self.slots, slot, dtype, shape))  # first: its drop is what ends a loan
+            self.slots.loan(slot)
+        except BaseException:
+            views.clear()  # which a traceback would keep, to end a loan that by then is another's
+            raise
         self._unsettled = False
-        return view
+        return views.pop()
 
     def _why_no_loan(self, refusal: Refusal) -> str:
         capacity_bytes = self.slots.capacity_bytes
@@ -273,5 +282,7 @@ class WriterEnd(OwnerEnd):
         self._out_of_band.remove_name()
 
     def release(self) -> None:
-        self._out_of_band.close()
-        super().release()
+        try:
+            self._out_of_band.close()  # up to a second: a signal handler's exception here must not keep the rest
+        finally:
+            super().release()

@@ -75,6 +75,7 @@ void arena_grant_release(arena_grant *g) {
 
 /* The last holder releases the slot, at once, in whatever thread; or hands a gated grant over. */
 void arena_grant_drop(arena_grant *g) {
+    if (!g) return; /* an exception came before it was made */
     if (!arena_map_is_alive(g->mapping)) return; /* a forked child: its parent holds the lease */
     if (atomic_fetch_sub(&g->holders, 1) != 1) return;
     if (g->gates && arena_gates_push(g->gates, g)) return;

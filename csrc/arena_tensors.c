@@ -46,6 +46,7 @@ typedef struct {
 #define ALIGNMENT 64
 #define CAPSULE_NAME "dltensor"
 #define DIMS_MAX 64
+#define RELEASE_GIL_BYTES (256 << 10) /* below, copying is quicker than waiting for the GIL again */
 
 static void drop_tensor(dl_managed *managed) {
     tensor_node *node = (tensor_node *)managed;
@@ -195,9 +196,9 @@ static PyObject *of_copy(PyObject *self, PyObject *const *arguments, Py_ssize_t 
     if (!read_request(arguments, count, &r)) return NULL;
     tensor_node *node = node_of(&r, r.nbytes);
     if (!node) return NULL;
-    Py_BEGIN_ALLOW_THREADS /* megabytes, where there is no arena */
+    PyThreadState *state = r.nbytes >= RELEASE_GIL_BYTES ? PyEval_SaveThread() : NULL;
     memcpy(node->managed.tensor.data, (const void *)(uintptr_t)r.place, r.nbytes);
-    Py_END_ALLOW_THREADS
+    if (state) PyEval_RestoreThread(state);
     return capsule_of(node);
 }
 

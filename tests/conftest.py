@@ -20,11 +20,16 @@ import numpy
 import pytest
 import torch
 import zmq
+from hypothesis import settings
 
 from arena.shm.native import lib
 
 SETTLE_S = 5.0
 """How long a process that was just ended, or a ZMQ thread, may take to go."""
+
+
+settings.register_profile("untimed", deadline=None)  # how long an example takes is no property of the code
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

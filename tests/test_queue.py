@@ -332,6 +332,26 @@ def test_shutdown_ends_a_blocked_enqueue() -> None:
                 blocked()
 
 
+@pytest.mark.parametrize("where", ["ring", "_out_of_band", "members"])
+def test_an_exception_inside_shutdown_keeps_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of Ctrl-C in the second that messages under way are given: readers hear of the end all the same."""
+    with queue_of(1) as (writer, (reader,)):
+        part = getattr(writer._end, where)
+        close = part.close
+
+        def interrupted() -> None:
+            close()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(part, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.shutdown()
+        writer.shutdown()
+        assert not writer._end.segment.alive
+        with pytest.raises(Cancelled):
+            reader.dequeue(WATCHDOG_S)
+
+
 def test_shutdown_ends_waiting_for_readers() -> None:
     with MessageQueue(1, 1, arena=None) as writer:
         blocked = in_thread(writer.wait_until_ready)

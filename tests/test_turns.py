@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -26,7 +27,8 @@ class Raised(BaseException):
 class Interruption:
     """Runs ``handler`` at the ``at``-th place in endpoint.py where the interpreter runs signal handlers.
 
-    That is where a Python function begins and where a C function has returned: a profiler is called there, too.
+    That is where a Python function begins, where a C function has returned, and, in Python 3.10 or with a frame evaluator,
+    where a Python function has: a profiler is called there, too.
     """
 
     def __init__(self, at: int, handler: Callable[[], None]) -> None:
@@ -41,7 +43,8 @@ class Interruption:
         sys.setprofile(None)
 
     def _look(self, frame: FrameType, event: str, _: Any) -> None:
-        if frame.f_code.co_filename == endpoint.__file__ and event in ("call", "c_return"):
+        yields = event == "return" and frame.f_code.co_flags & inspect.CO_GENERATOR  # which is no place
+        if frame.f_code.co_filename == endpoint.__file__ and event in ("call", "c_return", "return") and not yields:
             self.left -= 1
             if self.left == -1:
                 sys.setprofile(None)

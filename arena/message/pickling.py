@@ -273,9 +273,10 @@ def in_slot(inline: Kind) -> Kind:
 
 def view_of(slots: SlotWriter, slot: int, dtype: torch.dtype, shape: Any) -> torch.Tensor:
     """The writer's own tensor over a slot; when it is dropped, the writer's row of the slot is done."""
-    grant = slots.open_own_grant(slot)
+    made = ffi.new("arena_grant **")
     try:
-        make = partial(capsules.of_grant, address_of(grant), address_of(slots.pointer(slot)), slots.lengths[slot])
+        slots.open_own_grant(slot, made)
+        make = partial(capsules.of_grant, address_of(made[0]), address_of(slots.pointer(slot)), slots.lengths[slot])
         return tensors.rebuild_tensor(make, tensors.DLPACK[dtype], tuple(shape), None)
     finally:
-        lib.arena_grant_drop(grant)  # itself: before it no signal handler runs
+        lib.arena_grant_drop(made[0])  # itself: before it no signal handler runs

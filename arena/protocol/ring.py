@@ -129,8 +129,11 @@ class RingWriter:
 
     def watch(self, pidfds: Sequence[int]) -> None:
         """What a sleeping writer looks at: it wakes when one of these processes has ended."""
-        self._pidfds = ffi.new("int[]", list(pidfds))
-        self._ring.pidfds, self._ring.n_pidfds = self._pidfds, len(pidfds)
+        array, count = ffi.new("int[]", list(pidfds)), len(pidfds)
+        self._ring.n_pidfds = 0  # cut short, fewer are watched and none is freed that C looks at
+        self._ring.pidfds = array
+        self._pidfds = array
+        self._ring.n_pidfds = count
 
     def look_due(self) -> bool:
         """Whether any entry differs from what ``entries`` last returned, or it is time to look at the readers' lives."""

@@ -102,6 +102,8 @@ class SlotWriter:
         self._warmth = Warmth(chunk_bytes or max(of.data_bytes, PAGE))
         self._quarantine_s = quarantine_s
         self._fences: dict[int, float] = {}  # slot -> when its quarantine ends
+        self._extent: Any = ffi.new("uint64_t[2]")
+        self._outcome: Any = ffi.new("int *")
         trace.observe(self, segment)
 
     # ---- the life of a slot -----------------------------------------------------------------------------------
@@ -173,8 +175,15 @@ class SlotWriter:
         return 0
 
     def publish(self, slots: Iterable[int], members: int) -> None:
-        """Fixes who owes a release for each slot of a message: the members now, and the writer for its own loans."""
+        """Fixes who owes a release for each slot of a message: the members now, and the writer for its own loans.
+
+        Raises:
+            ValueError: a loan has become an object's since it was found; nothing is changed.
+        """
         with self.lock:
+            slots = list(slots)
+            if any(slot not in self._pending and slot not in self._loans for slot in slots):
+                raise ValueError("a loan of this message was put into a cache while it was enqueued: send its handle")
             for slot in slots:
                 own = 0
                 if self.states[slot] is State.LOANED:
@@ -193,9 +202,12 @@ class SlotWriter:
                 self._pending.pop(slot, None)
 
     def abort(self, slots: Iterable[int]) -> None:
-        """The message will not go out: its slots, claimed and published ones alike, are free again; loans stay loans."""
+        """The message will not go out: its slots, claimed and published ones alike, are free again; loans stay loans.
+
+        What is not the message's, as a loan that has become an object's meanwhile, is left alone.
+        """
         with self.lock:
-            for slot in slots:
+            for slot in [slot for slot in slots if slot in self._pending]:
                 if self.required[slot] >> self.loan_row & 1:
                     self.loan(slot)
                 else:
@@ -244,12 +256,16 @@ class SlotWriter:
                 self.restore()
                 raise
 
-    def open_own_grant(self, slot: int) -> Any:
-        """The writer's own grant of a slot, held by the tensors over a loan; its drop is the writer's release."""
-        grant = lib.arena_grant_open(self._mapping, self.loan_row, slot, self.generations[slot])
-        if grant == ffi.NULL:
+    def open_own_grant(self, slot: int, made: Any) -> None:
+        """The writer's own grant of a slot, held by the tensors over a loan; its drop is the writer's release.
+
+        It is put into ``made``, an ``arena_grant **``, where a caller finds it whatever a signal handler raises.
+        """
+        lib.arena_grant_lease(
+            self._mapping, self.loan_row, slot, self.generations[slot], self._extent, self._outcome, made
+        )
+        if made[0] == ffi.NULL:
             raise MemoryError("no memory for a grant")
-        return grant
 
     def grant(self, slot: int) -> Grant:
         """What a message says about a slot of it."""

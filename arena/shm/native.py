@@ -83,8 +83,8 @@ def to_tensor(
     """
     try:
         return _from_dlpack(make(dtype, shape, strides))
-    except BufferError as error:
-        raise CorruptError(str(error)) from None
+    except (BufferError, OverflowError) as error:
+        raise CorruptError(f"dtype {dtype}, shape {shape}, strides {strides}: {error}") from None
 
 
 check_layout()

@@ -122,7 +122,9 @@ def test_a_loan_that_became_an_object_is_free_when_its_tensor_is_gone_too(
         slots.free(lent(slots))
     slot = slots.claim(PAGE)
     assert isinstance(slot, int)
-    own = slots.open_own_grant(slot)
+    made = ffi.new("arena_grant **")
+    slots.open_own_grant(slot, made)
+    own = made[0]
     slots.loan(slot)
     to_be = writer.grant_to_be(slot)
     assert to_be.generation % 2 == 0

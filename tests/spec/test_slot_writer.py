@@ -190,11 +190,24 @@ def test_only_an_unpublished_loan_or_a_claimed_slot_becomes_an_objects(writer: S
     assert not writer._loans
 
 
+def test_a_loan_that_became_an_objects_is_no_messages_any_more(writer: SlotWriter) -> None:
+    """Another thread put it into a cache between the message's encoding and its publication, or its abort."""
+    loan, own = claimed(writer), claimed(writer)
+    writer.loan(loan)
+    assert writer.adopt(loan)
+    with pytest.raises(ValueError, match="put into a cache"):
+        writer.publish([own, loan], BOTH)
+    assert [writer.states[slot] for slot in (own, loan)] == [State.CLAIMED, State.OBJECT]
+    writer.abort([own, loan])
+    assert [writer.states[slot] for slot in (own, loan)] == [State.FREE, State.OBJECT]
+    assert not writer.required[loan]
+
+
 def test_a_grant_that_cannot_be_had_is_an_error(writer: SlotWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     slot = claimed(writer)
-    monkeypatch.setattr(slots, "lib", Fake(arena_grant_open=ffi.NULL))
+    monkeypatch.setattr(slots, "lib", Fake(arena_grant_lease=ffi.NULL))
     with pytest.raises(MemoryError, match="grant"):
-        writer.open_own_grant(slot)
+        writer.open_own_grant(slot, ffi.new("arena_grant **"))
 
 
 # ---- a message that a signal handler's exception cut short ------------------------------------------------------------
