@@ -182,6 +182,7 @@ class MessageQueue:
             TimeoutError: no room within ``timeout`` seconds; names the readers that are behind.  Nothing was sent.
             Cancelled: shutdown() in another thread.
             ReaderDied: a reader has died, and the queue was made with ``on_reader_death="raise"``.  Nothing was sent.
+            ValueError: another thread put a loan of this message into a cache at this moment.  Nothing was sent.
             whatever pickling raises.  Nothing was sent, and nothing is held.
         """
         self._writer("enqueue").enqueue(obj, Deadline.after(timeout))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import SMALL, in_thread, python, queue_of, wait_until
+from test_cache_cut_short import interrupted_at as interrupted_at_place
 
 from arena import MessageQueue
 from arena.errors import Cancelled, ForkedError
@@ -350,3 +352,20 @@ def whole_or_none(message: Any) -> None:
     if message is not None:
         number, *tensors = message
         assert all(bool((part == number % 251).all()) for part in tensors if isinstance(part, torch.Tensor))
+
+
+@pytest.mark.parametrize("what", ["loan", "gathered"])
+def test_an_exception_anywhere_under_a_writers_own_view_keeps_no_grant(what: str) -> None:
+    """A grant that nobody drops keeps the mapping for ever."""
+    with queue_of(1) as (writer, (reader,)):
+        calls = {
+            "loan": lambda: writer.loan((4096,), torch.uint8),
+            "gathered": lambda: writer.enqueue(torch.zeros(128, 128)[:, ::2], timeout=0.0),
+        }
+        mapping, place = writer._end.segment.mapping, 0
+        while interrupted_at_place(place, calls[what]):
+            assert mapping.grants == 0, place
+            place += 1
+            with contextlib.suppress(TimeoutError):
+                reader.dequeue(0)
+        assert place > 20
