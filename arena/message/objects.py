@@ -144,7 +144,7 @@ class ObjectDecoder(Decoder):
             whatever unpickling raises.
         """
         made: list[Any] = []
-        drops = map(lib.arena_grant_drop, filter(None, map(_FIRST, made)))  # lazy: of whatever is held by then
+        drops = map(lib.arena_grant_drop, map(_FIRST, made))  # lazy: of whatever is held by then
         try:
             leases = self._lease([grant], made)
             record = self._record(leases[0])

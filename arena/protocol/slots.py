@@ -403,18 +403,6 @@ def drop(c_grant: Any) -> None:
         lib.arena_grant_drop(c_grant)
 
 
-def drop_all(leases: Iterable[Lease]) -> None:
-    """Drops each, whatever a signal handler raises in between; that is raised afterwards."""
-    failure = None
-    for lease in leases:
-        try:
-            drop(lease.c_grant)
-        except BaseException as error:
-            failure = error
-    if failure is not None:
-        raise failure
-
-
 def release(c_grant: Any) -> None:
     """A gated grant is dropped and its gate is open: gives its slot back, once."""
     lib.arena_grant_release(c_grant)

@@ -34,7 +34,6 @@ PART_OF = {
     "recover": "abort",
     "restore": "abort",
     "give_up": "abort",
-    "drop_all": "drop",
 }
 # A loan may become an object's slot, whose model is another one.
 ELSEWHERE = {"loan_at", "open_own_grant", "adopt", "held_by"}

@@ -15,7 +15,7 @@ from lockstep_slots import AnonymousSegment
 
 from arena.protocol import slots
 from arena.protocol.extents import Extents
-from arena.protocol.slots import KIND_OBJECT, Lease, Refusal, SlotReader, SlotWriter, State, drop_all
+from arena.protocol.slots import KIND_OBJECT, Refusal, SlotReader, SlotWriter, State, drop
 from arena.protocol.warmth import Part, Warmth
 from arena.shm.layout import LINE, PAGE, Layout
 from arena.shm.native import ffi, lib
@@ -524,23 +524,8 @@ def test_an_exception_before_the_call_drops_no_earlier_lease(segment: Any, monke
         reader.lease(writer.grant(slot))
     monkeypatch.undo()
     assert writer.collect() == 0
-    drop_all([lease])
+    drop(lease.c_grant)
     assert writer.collect() == 1
-
-
-def test_all_are_dropped_though_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    dropped: list[int] = []
-
-    def drop(c_grant: int) -> None:
-        dropped.append(c_grant)
-        if c_grant == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(slots, "drop", drop)
-    with pytest.raises(KeyboardInterrupt):
-        drop_all([Lease(c_grant, None, 0) for c_grant in (1, 2, 3)])
-    assert dropped == [1, 2, 3]
-    drop_all([Lease(1, None, 0)])
 
 
 @pytest.mark.parametrize("how", ["by the reader", "once its gate is open"])
