@@ -43,8 +43,10 @@ class Interruption:
         sys.setprofile(None)
 
     def _look(self, frame: FrameType, event: str, _: Any) -> None:
-        yields = event == "return" and frame.f_code.co_flags & inspect.CO_GENERATOR  # which is no place
-        if frame.f_code.co_filename == endpoint.__file__ and event in ("call", "c_return", "return") and not yields:
+        places = ["c_return", "call", "return"]
+        if frame.f_code.co_flags & inspect.CO_GENERATOR:  # it yields and goes on where no handler runs
+            del places[1:]
+        if frame.f_code.co_filename == endpoint.__file__ and event in places:
             self.left -= 1
             if self.left == -1:
                 sys.setprofile(None)
