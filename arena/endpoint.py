@@ -35,10 +35,11 @@ class Deadline:
         """In ``timeout_s`` seconds; None: never."""
         if timeout_s is None:
             return NEVER
+        if isinstance(timeout_s, (int, float)) and 0 <= timeout_s < threading.TIMEOUT_MAX:
+            return cls(timeout_s, time.monotonic() + timeout_s)
         if not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
             raise ValueError(f"timeout={timeout_s!r}: must be None or a number of seconds, not negative")
-        # more than a lock can wait is never, infinity too
-        return cls(timeout_s, time.monotonic() + timeout_s if timeout_s < threading.TIMEOUT_MAX else None)
+        return cls(timeout_s, None)  # more than a lock can wait is never, infinity too
 
     def passed(self) -> bool:
         return self._end is not None and time.monotonic() >= self._end

@@ -67,7 +67,8 @@ class ReaderEnd(MemberEnd):
     # ---- messages ---------------------------------------------------------------------------------------------
 
     def dequeue(self, deadline: Deadline, *, indefinite: bool) -> object:
-        self.check_turn()
+        if self._turn._is_owned() or not self._alive[0]:
+            self.check_turn()
         try:  # in_turn, spelt out: a microsecond of eight beside unpickling
             self.take_turn(deadline)
             return self._dequeue(deadline, indefinite)

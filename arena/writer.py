@@ -68,7 +68,8 @@ class WriterEnd(OwnerEnd):
     # ---- messages ---------------------------------------------------------------------------------------------
 
     def enqueue(self, obj: object, deadline: Deadline) -> None:
-        self.check_turn()
+        if self._turn._is_owned() or not self._alive[0]:
+            self.check_turn()
         try:  # in_turn, spelt out: a microsecond of fourteen
             self.take_turn(deadline)
             self._enqueue(obj, deadline)

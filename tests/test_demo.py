@@ -18,7 +18,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from arena.tools import extras, workload
+from arena.tools import engine, extras, workload
 from arena.tools.commands import arena
 from arena.tools.report import Result, Row
 from arena.tools.transports import TRANSPORTS
@@ -123,6 +123,17 @@ def test_a_worker_that_ends_is_named(tmp_path: Path) -> None:
         assert "ended without a word" in told
         _, alive = psutil.wait_procs(children, timeout=30)
         assert alive == []
+
+
+def test_a_worker_that_ended_before_a_step_is_named() -> None:
+    """The pipe to it has no reader any more."""
+    step = workload.Step(0, [], workload.RunningRequests([], [], [], []), {}, 0, [])
+    with contextlib.suppress(engine.WorkerFailed), engine.crew(1, ["in-band pickle"]) as crew:
+        (process,) = crew._processes
+        process.kill()
+        process.join()
+        with pytest.raises(engine.WorkerFailed, match="worker 0 ended without a word"):
+            crew.step("in-band pickle", step)
 
 
 def test_a_bad_size_is_a_usage_error() -> None:

@@ -81,7 +81,10 @@ class Crew:
         """Send one step, await every acknowledgement; the sample if it brought an image, and the wrong tensors."""
         writer = self.writers[transport]
         before, cpu_ns, start_ns = writer.counters(), time.process_time_ns(), now_ns()
-        writer.send(step, STEP_TIMEOUT_S)
+        try:
+            writer.send(step, STEP_TIMEOUT_S)
+        except ConnectionError:  # of a pipe that nobody reads any more
+            raise self._who_ended() from None
         sent_ns = now_ns()
         answers = self._await_acknowledgements(step.number)
         cpu_ns = time.process_time_ns() - cpu_ns
@@ -111,6 +114,11 @@ class Crew:
                 assert isinstance(connection, Connection)
                 answers.append(self._read(connection, waiting.pop(connection)))
         return answers
+
+    def _who_ended(self) -> WorkerFailed:
+        ended = wait(self._acknowledgements, EXIT_TIMEOUT_S)
+        ranks = [str(rank) for rank, connection in enumerate(self._acknowledgements) if connection in ended]
+        return WorkerFailed(f"worker {', '.join(ranks)} ended without a word")
 
     @staticmethod
     def _read(connection: Connection, rank: int) -> worker.Acknowledgement:
