@@ -185,7 +185,8 @@ class MessageQueue:
             ValueError: another thread put a loan of this message into a cache at this moment.  Nothing was sent.
             whatever pickling raises.  Nothing was sent, and nothing is held.
         """
-        self._writer("enqueue").enqueue(obj, Deadline.after(timeout))
+        end = self._end if type(self._end) is WriterEnd else self._writer("enqueue")
+        end.enqueue(obj, NEVER if timeout is None else Deadline.after(timeout))
 
     def loan(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor inside the arena, to be filled in place; enqueueing it, or a view of it, copies nothing.
@@ -266,7 +267,8 @@ class MessageQueue:
             CorruptError: the ring or the message is damaged.
             whatever unpickling raises; the message is then gone, and its slots are released.
         """
-        return self._reader("dequeue").dequeue(Deadline.after(timeout), indefinite=indefinite)
+        end = self._end if type(self._end) is ReaderEnd else self._reader("dequeue")
+        return end.dequeue(NEVER if timeout is None else Deadline.after(timeout), indefinite)
 
     def to_device(
         self,

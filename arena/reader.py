@@ -66,7 +66,7 @@ class ReaderEnd(MemberEnd):
 
     # ---- messages ---------------------------------------------------------------------------------------------
 
-    def dequeue(self, deadline: Deadline, *, indefinite: bool) -> object:
+    def dequeue(self, deadline: Deadline, indefinite: bool) -> object:
         if self._turn._is_owned() or not self._alive[0]:
             self.check_turn()
         try:  # in_turn, spelt out: a microsecond of eight beside unpickling

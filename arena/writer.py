@@ -94,7 +94,12 @@ class WriterEnd(OwnerEnd):
         self._unsettled = True
         message = self._encoder.encode(obj)
         try:
-            self._send(message, deadline)
+            self._number += 1  # out or not: no two payloads share a number, or a reader takes one for the other
+            if message.buffers or message.pickle_bytes > self._plain_bytes_max:
+                self._send_with_buffers(message, deadline)
+            else:
+                self._send_plain(b"".join(message.pickle_parts), deadline)
+            self._messages_total += 1
         except BaseException:
             self._end_message(message)
             raise
@@ -160,15 +165,9 @@ class WriterEnd(OwnerEnd):
             "drop tensors, or give ArenaConfig more slots or capacity_bytes"
         )
 
-    def _send(self, message: pickling.Encoded, deadline: Deadline) -> None:
-        self._number += 1  # whether or not it gets out: no two payloads share a number, or a reader takes one for the other
-        if not message.buffers and message.pickle_bytes <= self._plain_bytes_max:
-            pickled = b"".join(message.pickle_parts)
-            while self.ring.send_plain(self._number, pickled) is Outcome.NO_ROOM:
-                self._wait_room(codec.header_bytes(0, 0) + len(pickled), deadline)
-        else:
-            self._send_with_buffers(message, deadline)
-        self._messages_total += 1
+    def _send_plain(self, pickled: bytes, deadline: Deadline) -> None:
+        while self.ring.send_plain(self._number, pickled) is Outcome.NO_ROOM:
+            self._wait_room(codec.header_bytes(0, 0) + len(pickled), deadline)
 
     def _send_with_buffers(self, message: pickling.Encoded, deadline: Deadline) -> None:
         self.slots.publish(message.slots, self.ring.members)
