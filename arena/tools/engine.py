@@ -110,8 +110,7 @@ class Crew:
             ready = wait(list(waiting), deadline - time.monotonic())
             if not ready:
                 raise WorkerFailed(f"no answer to step {number} within {STEP_TIMEOUT_S} s from {[*waiting.values()]}")
-            for connection in ready:
-                assert isinstance(connection, Connection)
+            for connection in [each for each in waiting if each in ready]:
                 answers.append(self._read(connection, waiting.pop(connection)))
         return answers
 
@@ -128,7 +127,8 @@ class Crew:
             raise WorkerFailed(f"worker {rank} ended without a word") from None
         if isinstance(answer, worker.Failure):
             raise WorkerFailed(f"worker {answer.rank} failed:\n{answer.text}")
-        assert isinstance(answer, worker.Acknowledgement)
+        if not isinstance(answer, worker.Acknowledgement):
+            raise WorkerFailed(f"worker {rank} answered with {answer!r:.100}")
         return answer
 
     def close(self, timeout_s: float = EXIT_TIMEOUT_S) -> None:
