@@ -32,6 +32,25 @@ _PRELOAD = ["torch", "numpy", "arena", "support", "traffic"]
 SMALL = ArenaConfig(capacity_bytes=8 << 20, slots=8, divert_bytes=4096)
 
 
+@contextmanager
+def may_be_lost(kind: type[BaseException]) -> Iterator[None]:
+    """An exception that a signal handler raised in a finalizer or a callback of the collector, where Python loses it.
+
+    pytest would keep it, and with its traceback the frames and tensors below.
+    """
+    before = sys.unraisablehook
+
+    def hook(lost: sys.UnraisableHookArgs) -> None:
+        if not isinstance(lost.exc_value, kind):
+            before(lost)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Waits for something that must come; how long it takes is no matter."""
     deadline = time.monotonic() + WATCHDOG_S
