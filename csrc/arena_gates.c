@@ -36,11 +36,11 @@ void arena_gates_shut(arena_gates *gates) { atomic_store(&gates->is_shut, 1); }
 /* Gated grants that are not released, dropped or not. */
 int64_t arena_gates_leases(arena_gates *gates) { return atomic_load(&gates->references) - 1; }
 
-/* Before any view of it exists.  `data` and `nbytes` are what a device may read. */
-void arena_grant_gate(arena_grant *g, arena_gates *gates, const char *data, uint64_t nbytes) {
+/* Before any view of it exists.  `offset` and `nbytes` are what a device may read. */
+void arena_grant_gate(arena_grant *g, arena_gates *gates, uint64_t offset, uint64_t nbytes) {
     atomic_fetch_add(&gates->references, 1);
     g->gates = gates;
-    g->offset = (uint64_t)(data - g->mapping->data);
+    g->offset = offset;
     g->nbytes = nbytes;
 }
 

@@ -27,6 +27,9 @@ struct arena_grant {
     uint64_t offset, nbytes; /* of a gated one */
 };
 
+arena_grant *arena_grant_lease(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation, uint64_t *extent,
+                               int *outcome);
+arena_grant *arena_grant_get(arena_holds *h, uint32_t slot, uint64_t generation, uint64_t *extent, int *outcome);
 bool arena_gates_push(arena_gates *gates, arena_grant *g);
 
 static inline struct arena_header *header_of(arena_mapping *m) { return (struct arena_header *)m->control; }

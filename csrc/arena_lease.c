@@ -28,11 +28,9 @@ arena_grant *arena_grant_open(arena_mapping *m, uint32_t row, uint32_t slot, uin
 }
 
 /* The same and the slot's extent (offset, length) in one call.  A stale or damaged slot is owed a release too (the
- * spec's discard): the grant is then dropped at once, and the outcome says why there is none.  The grant is in `made`, too:
- * a caller whose call a signal handler's exception cuts short finds it there. */
+ * spec's discard): the grant is then dropped at once, and the outcome says why there is none.  */
 arena_grant *arena_grant_lease(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation, uint64_t *extent,
-                               int *outcome, arena_grant **made) {
-    *made = NULL;
+                               int *outcome) {
     *outcome = arena_slot_lease(m, slot, generation, &extent[0], &extent[1]);
     if (slot >= m->geometry.n_slots) return NULL;
     arena_grant *g = new_grant(m, NULL, row, slot, generation);
@@ -40,17 +38,16 @@ arena_grant *arena_grant_lease(arena_mapping *m, uint32_t row, uint32_t slot, ui
         arena_grant_drop(g);
         return NULL;
     }
-    return *made = g;
+    return g;
 }
 
-/* What a get of an object gives; NULL where the outcome is negative, or memory is short. */
-arena_grant *arena_grant_get(arena_holds *h, uint32_t slot, uint64_t generation, int *outcome, arena_grant **made) {
-    *made = NULL;
-    *outcome = arena_object_get(h, slot, generation);
+/* What a get of an object gives, and its extent; NULL where the outcome is negative, or memory is short. */
+arena_grant *arena_grant_get(arena_holds *h, uint32_t slot, uint64_t generation, uint64_t *extent, int *outcome) {
+    *outcome = arena_object_get(h, slot, generation, extent);
     if (*outcome < 0) return NULL;
     arena_grant *g = new_grant(arena_holds_mapping(h), h, 0, slot, generation);
     if (!g) arena_object_release_hold(h, slot);
-    return *made = g;
+    return g;
 }
 
 static void release(arena_grant *g) {

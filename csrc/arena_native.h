@@ -172,14 +172,14 @@ typedef struct arena_hold { /* private to a reader's process, per slot */
     uint64_t generation;
 } arena_hold;
 typedef struct arena_holds arena_holds; /* of one reader */
-arena_holds *arena_holds_open(arena_mapping *m, uint32_t row);
+arena_holds *arena_holds_open(arena_mapping *m, uint32_t row, bool is_private);
 void arena_holds_retain(arena_holds *h);
 void arena_holds_release(arena_holds *h);
 arena_hold *arena_holds_private(arena_holds *h);
 arena_mapping *arena_holds_mapping(arena_holds *h);
 int arena_object_announce(arena_holds *h, uint32_t slot, uint64_t generation);
 int arena_object_recheck(arena_holds *h, uint32_t slot, uint64_t generation);
-int arena_object_get(arena_holds *h, uint32_t slot, uint64_t generation);
+int arena_object_get(arena_holds *h, uint32_t slot, uint64_t generation, uint64_t *extent);
 void arena_object_release_hold(arena_holds *h, uint32_t slot);
 void arena_object_publish(arena_mapping *m, uint32_t slot, uint64_t generation);
 void arena_object_evict(arena_mapping *m, uint32_t slot, uint64_t generation);
@@ -189,9 +189,6 @@ uint32_t arena_row_holds(arena_mapping *m, uint32_t row, uint32_t *slots, uint64
 /* ---- leases: a grant is what one message, or one get, gave this process of one slot; tensors share it ---- */
 typedef struct arena_grant arena_grant;
 arena_grant *arena_grant_open(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation);
-arena_grant *arena_grant_lease(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation, uint64_t *extent,
-                               int *outcome, arena_grant **made);
-arena_grant *arena_grant_get(arena_holds *h, uint32_t slot, uint64_t generation, int *outcome, arena_grant **made);
 void arena_grant_drop(arena_grant *g);
 void arena_grant_release(arena_grant *g);
 int64_t arena_grants_live(void);
@@ -204,7 +201,7 @@ void arena_gates_shut(arena_gates *gates);
 int64_t arena_gates_leases(arena_gates *gates);
 arena_grant *arena_gates_pop(arena_gates *gates);
 void arena_gates_wait(arena_gates *gates, uint64_t slice_us);
-void arena_grant_gate(arena_grant *g, arena_gates *gates, const char *data, uint64_t nbytes);
+void arena_grant_gate(arena_grant *g, arena_gates *gates, uint64_t offset, uint64_t nbytes);
 arena_grant *arena_grant_next(arena_grant *g);
 void arena_grant_extent(arena_grant *g, uint64_t *extent);
 void arena_member_pin(arena_mapping *m, uint32_t rank);

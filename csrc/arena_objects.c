@@ -16,16 +16,18 @@
 struct arena_holds {
     arena_mapping *mapping;
     uint32_t row;
+    bool is_private;            /* the reader's pages are its own once it writes to them */
     _Atomic int64_t references; /* the reader, and each lease */
     pthread_mutex_t lock;       /* no Python runs under it: a finalizer cannot come in between */
     arena_hold held[];
 };
 
-arena_holds *arena_holds_open(arena_mapping *m, uint32_t row) {
+arena_holds *arena_holds_open(arena_mapping *m, uint32_t row, bool is_private) {
     arena_holds *h = calloc(1, sizeof *h + m->geometry.n_slots * sizeof(arena_hold));
     if (!h) return NULL;
     h->mapping = m;
     h->row = row;
+    h->is_private = is_private;
     h->references = 1;
     pthread_mutex_init(&h->lock, NULL);
     arena_map_retain(m);
@@ -77,12 +79,26 @@ int arena_object_recheck(arena_holds *h, uint32_t slot, uint64_t generation) {
     return ARENA_STALE;
 }
 
-/* A lease of (slot, generation): ARENA_OK, ARENA_SHARED, ARENA_STALE, or ARENA_CORRUPT where there is no such slot. */
-int arena_object_get(arena_holds *h, uint32_t slot, uint64_t generation) {
+/* Under the lock, of a slot that is held: its extent, where the first of several leases forgets what was written to
+ * private pages under an earlier generation. */
+static int open_extent(arena_holds *h, uint32_t slot, uint64_t *extent, bool is_first) {
+    int rc = arena_slot_extent(h->mapping, slot, &extent[0], &extent[1]);
+    if (rc != ARENA_OK)
+        count_down(h, slot);
+    else if (is_first && h->is_private)
+        arena_discard(h->mapping->data + extent[0], extent[1]);
+    return rc;
+}
+
+/* A lease of (slot, generation) and its extent: ARENA_OK, ARENA_STALE, or ARENA_CORRUPT where there cannot be such an
+ * object, or its extent lies outside. */
+int arena_object_get(arena_holds *h, uint32_t slot, uint64_t generation, uint64_t *extent) {
     if (slot >= h->mapping->geometry.n_slots || generation == 0 || generation & 1) return ARENA_CORRUPT;
     pthread_mutex_lock(&h->lock);
     int rc = arena_object_announce(h, slot, generation);
-    if (rc == ARENA_EMPTY) rc = arena_object_recheck(h, slot, generation);
+    bool is_first = rc == ARENA_EMPTY;
+    if (is_first) rc = arena_object_recheck(h, slot, generation);
+    if (rc >= 0) rc = open_extent(h, slot, extent, is_first);
     pthread_mutex_unlock(&h->lock);
     return rc;
 }

@@ -7,12 +7,11 @@
  * A Python module of its own in the same library, as cffi cannot return an object: a capsule in one call is three times
  * faster than an address and ctypes, and no signal handler's exception can lose what was made.
  */
-#include <Python.h>
+#include "arena_python.h"
+
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "arena_internal.h"
 
 typedef struct {
     void *data;
@@ -109,9 +108,9 @@ static PyObject *capsule_of(tensor_node *node) {
     return capsule;
 }
 
-/* The arguments of each function: an owner's address, a place, a length, then (code, bits), shape, strides or None. */
+/* The arguments of each function: an owner, a place, a length, then (code, bits), shape, strides or None. */
 typedef struct {
-    uint64_t owner, place, nbytes;
+    uint64_t place, nbytes;
     int64_t code, bits;
     int ndim;
     bool strided;
@@ -135,7 +134,6 @@ static bool read_request(PyObject *const *arguments, Py_ssize_t count, request *
         PyErr_Format(PyExc_TypeError, "%zd arguments, not 6", count);
         return false;
     }
-    r->owner = PyLong_AsUnsignedLongLong(arguments[0]);
     r->place = PyLong_AsUnsignedLongLong(arguments[1]);
     r->nbytes = PyLong_AsUnsignedLongLong(arguments[2]);
     if (PyErr_Occurred()) return false;
@@ -166,14 +164,24 @@ static tensor_node *node_of(const request *r, uint64_t payload_bytes) {
     return node;
 }
 
-/* A view of bytes of an extent, which holds the grant. */
-static PyObject *of_grant(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+/* A view of a lease's bytes, which holds the grant. */
+static PyObject *of_lease(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     request r;
     if (!read_request(arguments, count, &r)) return NULL;
+    lease_object *lease = (lease_object *)arguments[0];
+    if (!arena_is_lease(arguments[0]) || !lease->grant) {
+        PyErr_Format(PyExc_TypeError, "%R is not a lease that holds its slot", arguments[0]);
+        return NULL;
+    }
+    if (r.place > lease->nbytes || r.nbytes > lease->nbytes - r.place) {
+        PyErr_Format(PyExc_BufferError, "%llu bytes at %llu are outside the extent of %llu", (unsigned long long)r.nbytes,
+                     (unsigned long long)r.place, (unsigned long long)lease->nbytes);
+        return NULL;
+    }
     tensor_node *node = node_of(&r, 0);
     if (!node) return NULL;
-    node->managed.tensor.data = (void *)(uintptr_t)r.place;
-    node->grant = (arena_grant *)(uintptr_t)r.owner;
+    node->managed.tensor.data = lease->data + r.place;
+    node->grant = lease->grant;
     atomic_fetch_add(&node->grant->holders, 1);
     return capsule_of(node);
 }
@@ -182,15 +190,17 @@ static PyObject *of_grant(PyObject *self, PyObject *const *arguments, Py_ssize_t
 static PyObject *of_mapping(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     request r;
     if (!read_request(arguments, count, &r)) return NULL;
+    arena_mapping *mapping = (arena_mapping *)(uintptr_t)PyLong_AsUnsignedLongLong(arguments[0]);
+    if (PyErr_Occurred()) return NULL;
     tensor_node *node = node_of(&r, 0);
     if (!node) return NULL;
-    node->mapping = (arena_mapping *)(uintptr_t)r.owner;
+    node->mapping = mapping;
     node->managed.tensor.data = node->mapping->data + r.place;
     arena_map_retain(node->mapping);
     return capsule_of(node);
 }
 
-/* A copy of an inline buffer, in the allocation of its own node; it has no owner. */
+/* A copy of an inline buffer, in the allocation of its own node; it has no owner: None. */
 static PyObject *of_copy(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     request r;
     if (!read_request(arguments, count, &r)) return NULL;
@@ -203,7 +213,9 @@ static PyObject *of_copy(PyObject *self, PyObject *const *arguments, Py_ssize_t 
 }
 
 static PyMethodDef functions[] = {
-    {"of_grant", (PyCFunction)(void (*)(void))of_grant, METH_FASTCALL, NULL},
+    {"lease_of_message", (PyCFunction)(void (*)(void))arena_lease_of_message, METH_FASTCALL, NULL},
+    {"lease_of_object", (PyCFunction)(void (*)(void))arena_lease_of_object, METH_FASTCALL, NULL},
+    {"of_lease", (PyCFunction)(void (*)(void))of_lease, METH_FASTCALL, NULL},
     {"of_mapping", (PyCFunction)(void (*)(void))of_mapping, METH_FASTCALL, NULL},
     {"of_copy", (PyCFunction)(void (*)(void))of_copy, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
@@ -213,4 +225,9 @@ static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, .m_name = "arena._capsules", .m_size = -1, .m_methods = functions,
 };
 
-PyMODINIT_FUNC PyInit__capsules(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__capsules(void) {
+    PyObject *made = PyModule_Create(&module);
+    if (made && arena_add_lease_type(made)) return made;
+    Py_XDECREF(made);
+    return NULL;
+}

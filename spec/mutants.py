@@ -71,6 +71,7 @@ SEES = {
     "csrc/arena_slots.c": (*EVERYWHERE, *OBJECTS, *GATES, "test_lockstep"),
     "csrc/arena_objects.c": OBJECTS,
     "csrc/arena_lease.c": ("test_decoder_alone", *EVERYWHERE, *OBJECTS, *GATES),
+    "csrc/arena_lease_type.c": ("test_decoder_alone", "test_slot_writer", "test_object_writer", "test_leases"),
     "csrc/arena_tensors.c": ("test_decoder_alone", "test_leases", "test_kinds"),
     "csrc/arena_gates.c": GATES,
     "csrc/arena_internal.h": (*EVERYWHERE, *GATES),

@@ -335,8 +335,8 @@ def lease(bench: Bench) -> Iterator[Figure]:
 def _one_lease(writer: ArenaWriter) -> Callable[[], None]:
     """What a reader does for a granted slot; nobody reads in this process, so its row of the slot is free to be used."""
     from arena.message.tensors import DLPACK, rebuild_tensor
-    from arena.protocol.slots import SlotReader, drop
-    from arena.shm.native import address_of, capsules
+    from arena.protocol.slots import SlotReader
+    from arena.shm.native import capsules
     from arena.writer import WriterEnd
 
     lent = writer.queue.loan((1 << 16,), torch.bfloat16)
@@ -346,9 +346,9 @@ def _one_lease(writer: ArenaWriter) -> Callable[[], None]:
 
     def one() -> None:
         lease = reader.lease(grant)
-        make = partial(capsules.of_grant, address_of(lease.c_grant), address_of(lease.data), lease.nbytes)
+        make = partial(capsules.of_lease, lease, 0, lease.nbytes)
         tensor = rebuild_tensor(make, DLPACK[torch.bfloat16], lent.shape, None)
-        drop(lease.c_grant)
+        lease.drop()
         del tensor
 
     return one

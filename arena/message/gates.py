@@ -30,9 +30,9 @@ from arena.device.interface import Device, Event, Stream
 from arena.device.pinning import Pinning
 from arena.errors import CapacityError, DeviceBusy, DeviceError
 from arena.message import copies
-from arena.protocol.slots import Lease, release
+from arena.protocol.slots import release
 from arena.ratelimit import RateLimit
-from arena.shm.native import ffi, lib
+from arena.shm.native import Lease, ffi, lib
 from arena.shm.segment import Segment
 
 log = logging.getLogger("arena.device")
@@ -145,13 +145,14 @@ class Gates:
         may_pin = self._may_pin()
         if may_pin and not self._is_active:
             self._activate()
-        for c_grant, data, nbytes in leases:
-            lib.arena_grant_gate(c_grant, self._native, data, nbytes)
+        for lease in leases:
+            grant = lease.grant
+            lib.arena_grant_gate(ffi.cast("arena_grant *", grant), self._native, lease.data - self._base, lease.nbytes)
             if self._is_active:
                 with suppress(*_TROUBLE):  # where there is trouble, it is met again at the end of the lease
-                    self._streams[_address(c_grant)] = self._device.used_streams()
+                    self._streams[grant] = self._device.used_streams()
             if may_pin:
-                self.pinning.ensure(_address(data) - self._base, nbytes)
+                self.pinning.ensure(lease.data - self._base, lease.nbytes)
 
     def _may_pin(self) -> bool:
         return not self._is_closed and self.pinning.reason_unpinned is None

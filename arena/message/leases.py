@@ -10,18 +10,14 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from operator import attrgetter
 from typing import Any, Protocol
 
 from arena.errors import ArenaError, CorruptError
 from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
 from arena.message.gates import Gates
 from arena.message.tensors import BYTE, rebuild_tensor
-from arena.protocol.slots import Grant, Lease, drop
-from arena.shm import layout
-from arena.shm.native import address_of, capsules, ffi, lib
-
-_C_GRANT = attrgetter("c_grant")
+from arena.protocol.slots import Grant, drop
+from arena.shm.native import Lease, address_of, capsules, ffi, lib
 
 Receive = Callable[[int, int], Sequence[memoryview]]
 """Fetches the ``n_frames`` frames of message ``number``: the table, the pickle, each inline buffer."""
@@ -67,7 +63,7 @@ class Decoder:
             self.is_spent = True
             return pickle.loads(plain)
         leases: list[Lease] = []
-        drops = map(lib.arena_grant_drop, map(_C_GRANT, leases))  # lazy: of whatever is leased by then
+        drops = map(drop, leases)  # lazy: of whatever is leased by then
         try:
             frames = self._take(record, leases, receive)
             if self._gates is not None:
@@ -91,14 +87,14 @@ class Decoder:
             for grant in grants:
                 leases.append(self._slots.lease(grant))
                 if self._private:  # pages that this process wrote to under an earlier generation
-                    lib.arena_discard(leases[-1].data, layout.align(leases[-1].nbytes, layout.PAGE))
+                    lib.arena_discard(ffi.cast("char *", leases[-1].data), leases[-1].nbytes)
         except PayloadLate:
             raise
         except BaseException:
             self.is_spent = True
             for grant in grants:
                 with suppress(ArenaError, MemoryError):  # the first error is the one to tell
-                    drop(self._slots.lease(grant).c_grant)
+                    self._slots.lease(grant).drop()
             raise
         return frames
 
@@ -121,17 +117,14 @@ class Decoder:
         The bytes of an inline one are the record's, or a frame's, and outlive the unpickling."""
         for buffer in buffers:
             if buffer.kind is Kind.INLINE_TENSOR:
-                yield partial(capsules.of_copy, 0, address_of(ffi.from_buffer(next(inline))), buffer.nbytes)
+                yield partial(capsules.of_copy, None, address_of(ffi.from_buffer(next(inline))), buffer.nbytes)
             elif buffer.kind is Kind.INLINE_BYTES:
                 yield bytearray(next(inline))
             else:
                 yield self._in_slot(buffer, leases[buffer.grant])
 
     def _in_slot(self, buffer: Buffer, lease: Lease) -> Any:
-        if buffer.offset + buffer.nbytes > lease.nbytes:
-            raise CorruptError(f"a buffer of {buffer.nbytes} bytes at {buffer.offset} in an extent of {lease.nbytes}")
-        place = address_of(lease.data) + buffer.offset
-        make = partial(capsules.of_grant, address_of(lease.c_grant), place, buffer.nbytes)
+        make = partial(capsules.of_lease, lease, buffer.offset, buffer.nbytes)
         if buffer.kind is Kind.SLOT_TENSOR:
             return make
         array = rebuild_tensor(make, BYTE, (buffer.nbytes,), None).numpy()  # its base is the tensor: the lease's holder

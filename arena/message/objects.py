@@ -12,7 +12,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -24,16 +23,15 @@ from arena.message.gates import Gates
 from arena.message.leases import Decoder
 from arena.message.pickling import Encoded, Encoder, Inline, in_slot
 from arena.protocol.objects import ObjectReader
-from arena.protocol.slots import Grant, Lease, SlotWriter
+from arena.protocol.slots import Grant, SlotWriter, drop
 from arena.shm.layout import LINE, align
-from arena.shm.native import address_of, capsules, ffi, lib, to_tensor
+from arena.shm.native import Lease, address_of, capsules, ffi, to_tensor
 from arena.shm.segment import Segment
 
 JOIN_BYTES = 64 << 10
 """Pieces of a pickle that are smaller are copied as one."""
 
 _LENGTH = struct.Struct("<Q")
-_FIRST = itemgetter(0)
 
 
 class ObjectEncoder(Encoder):
@@ -143,33 +141,31 @@ class ObjectDecoder(Decoder):
             CorruptError: the slot does not hold an object.
             whatever unpickling raises.
         """
-        made: list[Any] = []
-        drops = map(lib.arena_grant_drop, map(_FIRST, made))  # lazy: of whatever is held by then
+        leases: list[Lease] = []
+        drops = map(drop, leases)  # lazy: of whatever is held by then
         try:
-            leases = self._lease([grant], made)
+            self._lease([grant], leases)
             record = self._record(leases[0])
             first, *loans = record.grants()
             if first != grant:
                 raise CorruptError(f"slot {grant.slot} holds the record of {first}, not of {grant}")
-            leases += self._lease(loans, made)
+            self._lease(loans, leases)
             if record.flags & codec.OUT_OF_BAND:
                 raise CorruptError(f"slot {grant.slot} holds a record that says it travelled out of band")
             return self._unpickle(record, leases, [])
         finally:
             list(drops)  # one call, before which no signal handler runs
 
-    def _lease(self, grants: Sequence[Grant], made: list[Any]) -> list[Lease]:
-        """A hold of each slot while the object is unpickled; a place in ``made`` is there for it before it is made."""
-        leases = []
-        for grant in grants:
-            made.append(ffi.new("arena_grant **"))
-            leases.append(self._objects.lease(grant, made[-1]))
+    def _lease(self, grants: Sequence[Grant], leases: list[Lease]) -> None:
+        """A hold of each slot while the object is unpickled."""
+        n_before = len(leases)
+        leases.extend(map(self._objects.lease, grants))
         if self._gates is not None:
-            self._gates.admit(leases)
-        return leases
+            self._gates.admit(leases[n_before:])
 
     def _record(self, lease: Lease) -> Record:
-        record_bytes = int(ffi.cast("uint64_t *", lease.data)[0])
+        start = ffi.cast("char *", lease.data)
+        record_bytes = int(ffi.cast("uint64_t *", start)[0])
         if record_bytes > lease.nbytes - _LENGTH.size:
             raise CorruptError(f"a record of {record_bytes} bytes in an extent of {lease.nbytes}")
-        return Record(memoryview(ffi.buffer(lease.data + _LENGTH.size, record_bytes)))
+        return Record(memoryview(ffi.buffer(start + _LENGTH.size, record_bytes)))

@@ -25,7 +25,7 @@ from arena.message import tensors
 from arena.message.codec import Buffer, Kind
 from arena.protocol.slots import Refusal, SlotWriter
 from arena.ratelimit import RateLimit
-from arena.shm.native import address_of, capsules, ffi, lib
+from arena.shm.native import capsules, ffi
 
 log = logging.getLogger("arena.message")
 
@@ -273,10 +273,9 @@ def in_slot(inline: Kind) -> Kind:
 
 def view_of(slots: SlotWriter, slot: int, dtype: torch.dtype, shape: Any) -> torch.Tensor:
     """The writer's own tensor over a slot; when it is dropped, the writer's row of the slot is done."""
-    made = ffi.new("arena_grant **")
+    lease = slots.own_lease(slot)
     try:
-        slots.open_own_grant(slot, made)
-        make = partial(capsules.of_grant, address_of(made[0]), address_of(slots.pointer(slot)), slots.lengths[slot])
+        make = partial(capsules.of_lease, lease, 0, slots.lengths[slot])
         return tensors.rebuild_tensor(make, tensors.DLPACK[dtype], tuple(shape), None)
     finally:
-        lib.arena_grant_drop(made[0])  # itself: before it no signal handler runs
+        lease.drop()

@@ -16,10 +16,9 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from arena.errors import CorruptError, StaleSlotError
-from arena.protocol.slots import KIND_OBJECT, Grant, Lease, Refusal, SlotWriter, State, drop
+from arena.protocol.slots import KIND_OBJECT, Grant, Refusal, SlotWriter, State
 from arena.shm import trace
-from arena.shm.layout import PAGE, align
-from arena.shm.native import ffi, lib
+from arena.shm.native import Lease, address_of, capsules, ffi, lib
 from arena.shm.segment import Segment
 
 
@@ -208,54 +207,34 @@ class ObjectReader:
 
     def __init__(self, segment: Segment, row: int, *, private: bool = False) -> None:
         self._mapping = segment.mapping
-        self._private = private
-        holds = lib.arena_holds_open(segment.mapping, row)
+        holds = lib.arena_holds_open(segment.mapping, row, private)
         if holds == ffi.NULL:
             raise MemoryError("no memory for the holds of a reader")
         self._holds = ffi.gc(holds, lib.arena_holds_release)
+        self._address = address_of(holds)
         self.row = row
         trace.observe(self, segment)
 
-    def lease(self, grant: Grant, made: Any = None) -> Lease:
-        """A hold on an object's slot (a get: announce and recheck in one), which the last holder releases, in C.
-
-        Args:
-            grant: what is got.
-            made: an ``arena_grant **`` where the hold is written down as it is made.  The caller drops it, also if this
-                raises or a signal handler does when it returns; by default nothing is held where this raises.
+    def lease(self, grant: Grant) -> Lease:
+        """A hold on an object's slot (a get: announce and recheck in one), which its last holder releases.
 
         Raises:
             StaleSlotError: the object was evicted.
             CorruptError: there cannot be such an object, or its extent lies outside the data area.
         """
-        if made is not None:
-            return self._lease(grant, made)
-        made = ffi.new("arena_grant **")
-        try:
-            return self._lease(grant, made)
-        except BaseException:  # a signal handler's, too
-            drop(made[0])
-            raise
-
-    def _lease(self, grant: Grant, made: Any) -> Lease:
-        slot, generation = grant
-        outcome, extent = ffi.new("int *"), ffi.new("uint64_t[2]")
-        c_grant = lib.arena_grant_get(self._holds, slot, generation, outcome, made)  # [object.evict] [object.publish]
-        if not c_grant:
-            raise self._refusal(grant, outcome[0])
-        if lib.arena_slot_extent(self._mapping, slot, extent, extent + 1) != lib.ARENA_OK:
-            raise CorruptError(f"slot {slot} (extent {extent[0]}, {extent[1]}) is outside the arena")
-        lease = Lease(c_grant, self._mapping.data + extent[0], extent[1])
-        if self._private and outcome[0] == lib.ARENA_OK:  # first of its leases: forget what was written here before
-            lib.arena_discard(lease.data, align(lease.nbytes, PAGE))
-        return lease
+        lease = capsules.lease_of_object(self._address, *grant)  # [object.evict] [object.publish]
+        if type(lease) is int:
+            raise self._refusal(grant, lease)
+        return lease  # type: ignore[no-any-return]
 
     def _refusal(self, grant: Grant, outcome: int) -> Exception:
         if outcome == lib.ARENA_STALE:
             return StaleSlotError(f"slot {grant.slot} no longer carries generation {grant.generation}")
         if outcome == lib.ARENA_CORRUPT:
             n_slots = self._mapping.geometry.n_slots
-            return CorruptError(f"{grant} cannot be an object's: there are {n_slots} slots, and its generation is even")
+            return CorruptError(
+                f"{grant} cannot be an object's: there are {n_slots} slots, its generation is even, its extent inside"
+            )
         return MemoryError("no memory for a grant")
 
     # ---- the steps of a lease and its end, for the tests that take them one by one -------------------------------

@@ -21,7 +21,7 @@ from arena.protocol.extents import Extents
 from arena.protocol.warmth import Part, Warmth
 from arena.shm import trace
 from arena.shm.layout import PAGE
-from arena.shm.native import ffi, lib
+from arena.shm.native import Lease, address_of, capsules, ffi, lib
 from arena.shm.segment import Segment
 
 
@@ -30,14 +30,6 @@ class Grant(NamedTuple):
 
     slot: int
     generation: int
-
-
-class Lease(NamedTuple):
-    """A reader's hold on a slot: the C grant, which each holder drops once, and the bytes that it holds."""
-
-    c_grant: Any
-    data: Any
-    nbytes: int
 
 
 class Refusal(Enum):
@@ -83,6 +75,7 @@ class SlotWriter:
         self.on_reclaim: list[Callable[[int], None]] = []  # called with a dead reader's row before it is zeroed
         self.on_collect: list[Callable[[], object]] = []  # they free what else nobody holds any more
         self._mapping = segment.mapping
+        self._address = address_of(segment.mapping)
         self._fd = segment.fd if segment.writable_file else -1
         self._data_offset = of.control_bytes
         self._data_address = segment.data_address
@@ -102,8 +95,6 @@ class SlotWriter:
         self._warmth = Warmth(chunk_bytes or max(of.data_bytes, PAGE))
         self._quarantine_s = quarantine_s
         self._fences: dict[int, float] = {}  # slot -> when its quarantine ends
-        self._extent: Any = ffi.new("uint64_t[2]")
-        self._outcome: Any = ffi.new("int *")
         trace.observe(self, segment)
 
     # ---- the life of a slot -----------------------------------------------------------------------------------
@@ -256,16 +247,9 @@ class SlotWriter:
                 self.restore()
                 raise
 
-    def open_own_grant(self, slot: int, made: Any) -> None:
-        """The writer's own grant of a slot, held by the tensors over a loan; its drop is the writer's release.
-
-        It is put into ``made``, an ``arena_grant **``, where a caller finds it whatever a signal handler raises.
-        """
-        lib.arena_grant_lease(
-            self._mapping, self.loan_row, slot, self.generations[slot], self._extent, self._outcome, made
-        )
-        if made[0] == ffi.NULL:
-            raise MemoryError("no memory for a grant")
+    def own_lease(self, slot: int) -> Lease:
+        """The writer's own hold of a slot, shared by the tensors over a loan; the last drop is the writer's release."""
+        return _leased(self._address, self.loan_row, self.grant(slot), self._mapping)
 
     def grant(self, slot: int) -> Grant:
         """What a message says about a slot of it."""
@@ -397,10 +381,8 @@ class SlotWriter:
             self.required[slot] &= ~(1 << rank)
 
 
-def drop(c_grant: Any) -> None:
-    """One holder of a grant is gone; the last one releases the slot.  Tensors do the same in C when their storage dies."""
-    if c_grant:
-        lib.arena_grant_drop(c_grant)
+drop: Callable[[Lease], None] = capsules.Lease.drop
+"""A holder of a slot is gone; the last one releases it.  Tensors do the same in C when their storage dies."""
 
 
 def release(c_grant: Any) -> None:
@@ -408,19 +390,29 @@ def release(c_grant: Any) -> None:
     lib.arena_grant_release(c_grant)
 
 
+def _leased(address: int, row: int, grant: Grant, mapping: Any) -> Lease:
+    lease = capsules.lease_of_message(address, row, *grant)
+    if type(lease) is not int:
+        return lease  # type: ignore[no-any-return]
+    if lease == lib.ARENA_OK:
+        raise MemoryError("no memory for a grant")
+    if lease == lib.ARENA_STALE:
+        raise StaleSlotError(f"slot {grant.slot} no longer carries generation {grant.generation}")
+    limits = f"{mapping.geometry.n_slots} slots, {mapping.geometry.data_bytes} bytes"
+    raise CorruptError(f"slot {grant.slot}, or its extent, is outside the arena: {limits}")
+
+
 class SlotReader:
     """A reader's half: from a message's grants to extents, and back."""
 
     def __init__(self, segment: Segment, row: int) -> None:
         self._mapping = segment.mapping
+        self._address = address_of(segment.mapping)
         self.row = row
-        self._extent: Any = ffi.new("uint64_t[2]")
-        self._outcome: Any = ffi.new("int *")
-        self._made: Any = ffi.new("arena_grant **")
         trace.observe(self, segment)
 
     def lease(self, grant: Grant) -> Lease:
-        """The extent of a slot that a message grants, and the C grant whose last holder releases it.
+        """A hold on a slot that a message grants, and its extent; its last holder releases the slot.
 
         The reader owes a release from the message on; where there is no lease, it is given at once (the spec's discard).
 
@@ -428,23 +420,7 @@ class SlotReader:
             StaleSlotError: the slot carries another generation.
             CorruptError: there is no such slot, or its extent lies outside the data area.
         """
-        slot, generation = grant
-        made = self._made
-        made[0] = ffi.NULL
-        try:
-            lib.arena_grant_lease(self._mapping, self.row, slot, generation, self._extent, self._outcome, made)
-            c_grant, (offset, nbytes) = made[0], self._extent
-            if c_grant:
-                return Lease(c_grant, self._mapping.data + offset, nbytes)
-        except BaseException:  # a signal handler's: nobody else knows of the grant
-            drop(made[0])
-            raise
-        if self._outcome[0] == lib.ARENA_OK:
-            raise MemoryError("no memory for a grant")
-        if self._outcome[0] == lib.ARENA_STALE:
-            raise StaleSlotError(f"slot {slot} no longer carries generation {generation}")
-        limits = f"{self._mapping.geometry.n_slots} slots, {self._mapping.geometry.data_bytes} bytes"
-        raise CorruptError(f"slot {slot} (extent {offset}, {nbytes}) is outside the arena: {limits}")
+        return _leased(self._address, self.row, grant, self._mapping)
 
     def release(self, grant: Grant) -> None:
         """Gives a slot back: what the drop of the last holder does, in C.  Once per grant."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,7 +17,7 @@ from arena._native import ffi, lib
 from arena.errors import CorruptError
 from arena.shm import layout
 
-__all__ = ["NULL", "MakeCapsule", "address_of", "capsules", "check_layout", "ffi", "geometry", "lib", "to_tensor"]
+__all__ = ["NULL", "Lease", "MakeCapsule", "address_of", "capsules", "check_layout", "ffi", "geometry", "lib", "to_tensor"]
 
 NULL = ffi.NULL
 _ADDRESS = ffi.typeof("uintptr_t")
@@ -26,9 +26,27 @@ _from_dlpack = torch._C._from_dlpack
 MakeCapsule = Callable[[tuple[int, int], tuple[int, ...], "tuple[int, ...] | None"], object]
 """``(code, bits), shape, strides`` to a DLPack capsule: of a copy of some bytes, or over memory that it holds.
 
-One of ``capsules``' functions with its first three arguments: ``of_grant`` and ``of_mapping`` take the address of what the
-tensor holds, a place and a length; ``of_copy`` takes 0, the address of the bytes and their length.
+One of ``capsules``' functions with its first three arguments: ``of_lease`` takes a lease, ``of_mapping`` a mapping's
+address, each with a place in it and a length; ``of_copy`` takes None, the address of the bytes and their length.
 """
+
+
+class Lease(Protocol):
+    """A process's hold on a slot, made by ``capsules``; each tensor over it has one of its own, and the last releases."""
+
+    @property
+    def grant(self) -> int:
+        """The C grant's address; 0 once dropped."""
+
+    @property
+    def data(self) -> int:
+        """The address of the first byte."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def drop(self) -> None:
+        """Gives the hold back, now and not only when the object goes; once, however often it is called."""
 
 
 def _load_capsules() -> Any:

@@ -237,9 +237,9 @@ def _granted(action: str) -> Callable[[Log, Any, Call], Call]:
     """``lease``, of a message's slot or, as ``get``, of an object's: the result is whether there is one."""
 
     def wrap(log: Log, slots: Any, call: Call) -> Call:
-        def lease(grant: Any, *made: Any) -> Any:
+        def lease(grant: Any) -> Any:
             with log.event(action, slots.row, *grant) as results:
-                held = call(grant, *made)
+                held = call(grant)
                 results[0] = 1
             return held
 

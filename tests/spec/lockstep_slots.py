@@ -16,7 +16,7 @@ from lockstep_walks import Mismatch, walk
 from arena.message import codec
 from arena.message.codec import Record
 from arena.protocol.ring import Outcome, RingReader, RingWriter
-from arena.protocol.slots import SlotReader, SlotWriter, drop
+from arena.protocol.slots import SlotReader, SlotWriter
 from arena.shm.layout import EMPTY_WORD, PAGE, Layout, MemberWord, State
 from arena.shm.native import ffi, geometry, lib
 from spec.model import Step
@@ -87,8 +87,8 @@ class SlotCode:
             self.admit(row)
 
     def close(self) -> None:
-        for c_grant in self._leases:
-            drop(c_grant)
+        for lease in self._leases:
+            lease.drop()
         self.segment.close()
 
     # ---- the writer
@@ -140,7 +140,7 @@ class SlotCode:
 
     def release_loan(self, slot: int) -> None:
         """The caller's last tensor goes, as a reader's does in ``release``."""
-        drop(lib.arena_grant_open(self.segment.mapping, self.writer.loan_row, *self.loans.pop(slot).grant))
+        lib.arena_grant_drop(lib.arena_grant_open(self.segment.mapping, self.writer.loan_row, *self.loans.pop(slot).grant))
 
     def reclaim(self, row: int) -> None:
         self.ring.drop_reader(row)
@@ -173,8 +173,8 @@ class SlotCode:
     def lease(self, row: int, slot: int) -> None:
         reader = self.readers[row]
         lease = reader.slots.lease(reader.references[slot].grant)
-        self._leases.append(lease.c_grant)  # a restored snapshot may hold it again
-        offset = int(ffi.cast("uintptr_t", lease.data)) - self.segment.data_address
+        self._leases.append(lease)  # a restored snapshot may hold it again
+        offset = lease.data - self.segment.data_address
         reader.views[slot] = offset, lease.nbytes
         reader.references[slot].phase = model_state.LEASED
 
@@ -190,7 +190,7 @@ class SlotCode:
     def release(self, row: int, slot: int) -> None:
         """The last holder of the C grant goes. A grant is nothing but these numbers: a new one does for a restored one."""
         grant = self.readers[row].references.pop(slot).grant
-        drop(lib.arena_grant_open(self.segment.mapping, row, *grant))
+        lib.arena_grant_drop(lib.arena_grant_open(self.segment.mapping, row, *grant))
 
     def leave(self, row: int) -> None:
         self.readers[row].ring.leave()

@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lockstep_slots import PAYLOAD_BYTES, SlotCode
+from lockstep_slots import SlotCode
 from lockstep_walks import Mismatch, walk
 
 from arena.device.pinning import Pinning
 from arena.device.simulated import SimulatedDevice
 from arena.message import gates
 from arena.message.gates import Gates
-from arena.protocol.slots import Lease, drop
+from arena.protocol.slots import Grant
 from arena.shm.native import lib
 from spec.models import message_slots
 from spec.models import message_slots_state as model_state
@@ -47,11 +47,11 @@ class GatedSlotCode(SlotCode):
         self.gates[row].poll()
 
     def _drop_gated(self, row: int, slot: int, generation: int) -> None:
-        mapping, device = self.segment.mapping, self.devices[row]
-        c_grant = lib.arena_grant_open(mapping, row, slot, generation)
-        self.gates[row].admit([Lease(c_grant, mapping.data + self.writer.offsets[slot], PAYLOAD_BYTES)])
+        device = self.devices[row]
+        lease = self.readers[row].slots.lease(Grant(slot, generation))
+        self.gates[row].admit([lease])
         device.delay(device.current_stream(), 1.0)
-        drop(c_grant)
+        lease.drop()
         self.gates[row].poll()
 
     def close(self) -> None:

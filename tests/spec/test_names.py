@@ -36,7 +36,7 @@ PART_OF = {
     "give_up": "abort",
 }
 # A loan may become an object's slot, whose model is another one.
-ELSEWHERE = {"loan_at", "open_own_grant", "adopt", "held_by"}
+ELSEWHERE = {"loan_at", "own_lease", "adopt", "held_by"}
 # Changes nothing.
 LOOKS = {
     "begin", "begun", "closed", "consumed", "draining_bytes", "entries", "entry", "grant", "grant_to_be",
@@ -47,7 +47,7 @@ LOOKS = {
 
 def functions_of(module: ModuleType) -> set[str]:
     """The public functions and methods that a module defines; records and enumerations have none that act."""
-    found = set()
+    found = callable_names(module)
     for name, value in vars(module).items():
         if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
             continue
@@ -55,8 +55,14 @@ def functions_of(module: ModuleType) -> set[str]:
             found.add(name)
         elif inspect.isclass(value) and not issubclass(value, (tuple, int)) and hasattr(value, "__dict__"):
             found |= {each for each, member in vars(value).items() if not each.startswith("_") and callable_member(member)}
-            found |= {each for each, kind in vars(value).get("__annotations__", {}).items() if kind.startswith("Callable")}
+            found |= callable_names(value)
     return found
+
+
+def callable_names(owner: object) -> set[str]:
+    """What is written down as a name of a native call."""
+    kinds = vars(owner).get("__annotations__", {})
+    return {name for name, kind in kinds.items() if not name.startswith("_") and kind.startswith("Callable")}
 
 
 def callable_member(member: object) -> bool:

@@ -8,17 +8,20 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
 from lockstep_slots import AnonymousSegment
 
+from arena.errors import CorruptError
+from arena.message.tensors import BYTE
 from arena.protocol import slots
 from arena.protocol.extents import Extents
-from arena.protocol.slots import KIND_OBJECT, Refusal, SlotReader, SlotWriter, State, drop
+from arena.protocol.slots import KIND_OBJECT, Refusal, SlotReader, SlotWriter, State
 from arena.protocol.warmth import Part, Warmth
 from arena.shm.layout import LINE, PAGE, Layout
-from arena.shm.native import ffi, lib
+from arena.shm.native import ffi, lib, to_tensor
 
 BOTH = 0b11  # the members of a segment with two readers
 
@@ -205,9 +208,9 @@ def test_a_loan_that_became_an_objects_is_no_messages_any_more(writer: SlotWrite
 
 def test_a_grant_that_cannot_be_had_is_an_error(writer: SlotWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     slot = claimed(writer)
-    monkeypatch.setattr(slots, "lib", Fake(arena_grant_lease=ffi.NULL))
+    monkeypatch.setattr(slots.capsules, "lease_of_message", lambda *_: lib.ARENA_OK)
     with pytest.raises(MemoryError, match="grant"):
-        writer.open_own_grant(slot, ffi.new("arena_grant **"))
+        writer.own_lease(slot)
 
 
 # ---- a message that a signal handler's exception cut short ------------------------------------------------------------
@@ -282,7 +285,7 @@ def test_who_is_not_required_owes_nothing(writer: SlotWriter) -> None:
 
 
 def test_a_hold_is_owed_until_it_is_gone(writer: SlotWriter) -> None:
-    holds = ffi.gc(lib.arena_holds_open(writer._mapping, 1), lib.arena_holds_release)
+    holds = ffi.gc(lib.arena_holds_open(writer._mapping, 1, False), lib.arena_holds_release)
     assert lib.arena_object_announce(holds, 2, 6) == lib.ARENA_EMPTY
     assert lib.arena_object_announce(holds, 3, 4) == lib.ARENA_EMPTY
     assert writer.held_by(1) == [(2, 6), (3, 4)]
@@ -301,7 +304,7 @@ def test_the_dead_owe_nothing_and_leave_nothing_to_their_successor(writer: SlotW
     writer.on_reclaim.append(told.append)
     first, second = sent(writer), sent(writer)
     release(writer, 0, first)
-    holds = ffi.gc(lib.arena_holds_open(writer._mapping, 0), lib.arena_holds_release)
+    holds = ffi.gc(lib.arena_holds_open(writer._mapping, 0, False), lib.arena_holds_release)
     lib.arena_object_announce(holds, 3, 2)
     lib.arena_member_pin(writer._mapping, 0)
     lib.arena_member_pin(writer._mapping, 1)
@@ -486,45 +489,49 @@ def test_warmth_grows_from_the_start_of_a_chunk_only() -> None:
 def test_no_memory_for_a_grant_is_said(segment: Any, generation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, reader = SlotWriter(segment), SlotReader(segment, 0)
     slot = sent(writer)
-    monkeypatch.setattr(slots, "lib", Fake(arena_grant_lease=ffi.NULL))
-    reader._outcome[0] = lib.ARENA_OK if generation == 1 else lib.ARENA_STALE
+    outcome = lib.ARENA_OK if generation == 1 else lib.ARENA_STALE
+    monkeypatch.setattr(slots.capsules, "lease_of_message", lambda *_: outcome)
     with pytest.raises(MemoryError if generation == 1 else slots.StaleSlotError, match=r"grant|generation 2"):
         reader.lease(slots.Grant(slot, generation))
 
 
-def test_a_lease_that_an_exception_cuts_short_is_dropped(segment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The native call has made it, and nobody has it."""
+def test_a_lease_that_nobody_has_is_dropped(segment: Any) -> None:
+    """As where a signal handler's exception comes between the native call and whoever wants its result."""
     writer, reader = SlotWriter(segment), SlotReader(segment, 0)
     slot = sent(writer, members=0b1)
-
-    class CutShort(Fake):
-        def arena_grant_lease(self, *arguments: Any) -> Any:
-            lib.arena_grant_lease(*arguments)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(slots, "lib", CutShort())
-    with pytest.raises(KeyboardInterrupt):
-        reader.lease(writer.grant(slot))
-    monkeypatch.undo()
+    reader.lease(writer.grant(slot))
     assert lib.arena_grants_live() == 0
     assert writer.collect() == 1
 
 
-def test_an_exception_before_the_call_drops_no_earlier_lease(segment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_dropped_once(segment: Any) -> None:
+    """Not again by a second call, nor when the object goes: a tensor over it has a hold of its own."""
     writer, reader = SlotWriter(segment), SlotReader(segment, 0)
     slot = sent(writer, members=0b1)
     lease = reader.lease(writer.grant(slot))
-
-    class NotReached(Fake):
-        def arena_grant_lease(self, *arguments: Any) -> Any:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(slots, "lib", NotReached())
-    with pytest.raises(KeyboardInterrupt):
-        reader.lease(writer.grant(slot))
-    monkeypatch.undo()
+    tensor = to_tensor(partial(slots.capsules.of_lease, lease, 0, 8), BYTE, (8,), None)
+    lease.drop()
+    lease.drop()
+    assert lease.grant == 0
+    with pytest.raises(TypeError, match="not a lease that holds its slot"):
+        slots.capsules.of_lease(lease, 0, 8, BYTE, (8,), None)
+    del lease
     assert writer.collect() == 0
-    drop(lease.c_grant)
+    del tensor
+    assert writer.collect() == 1
+
+
+@pytest.mark.parametrize(("at", "nbytes"), [(0, PAGE + 1), (PAGE, 1), (1 << 63, 1), (8, (1 << 63) - 1)])
+def test_no_tensor_reaches_out_of_its_extent(segment: Any, at: int, nbytes: int) -> None:
+    writer, reader = SlotWriter(segment), SlotReader(segment, 0)
+    lease = reader.lease(writer.grant(sent(writer, members=0b1)))
+    assert lease.nbytes <= PAGE
+    with pytest.raises(CorruptError, match="outside the extent"):
+        to_tensor(partial(slots.capsules.of_lease, lease, at, nbytes), BYTE, (nbytes,), None)
+    for arguments in ((), (lease,), (None, 0, 8), (0, 0, 8)):
+        with pytest.raises(TypeError, match=r"arguments, not 6|not a lease"):
+            slots.capsules.of_lease(*arguments, *([BYTE, (8,), None] if len(arguments) == 3 else []))
+    lease.drop()
     assert writer.collect() == 1
 
 
@@ -535,5 +542,6 @@ def test_a_release_frees_the_slot(segment: Any, how: str) -> None:
     if how == "by the reader":
         reader.release(writer.grant(slot))
     else:
-        slots.release(reader.lease(writer.grant(slot)).c_grant)
+        grant = writer.grant(slot)
+        slots.release(lib.arena_grant_open(segment.mapping, reader.row, *grant))
     assert writer.collect() == 1
