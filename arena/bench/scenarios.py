@@ -33,7 +33,7 @@ class Scale:
     segments: int = 5
     small_messages: int = 150
     burst_messages: int = 2000
-    idle_s: float = 4.0
+    idle_s: float = 8.0
     resident_messages: int = 1000
     populate_bytes: int = 1 << 30
     populate_rounds: int = 5
