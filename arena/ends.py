@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from arena.config import ArenaConfig
 from arena.device.pinning import chunk_bytes_of
 from arena.endpoint import NEVER, Deadline, Endpoint
-from arena.errors import AttachError, Cancelled, ReaderDied
+from arena.errors import AttachError, Cancelled, InvalidHandle, ReaderDied
 from arena.handle import Handle
 from arena.protocol.members import Members
 from arena.protocol.ring import Outcome, RingReader, RingWriter
@@ -118,6 +118,10 @@ class MemberEnd(Endpoint):
         self.rank = rank
         self.row = handle.local_reader_ranks.index(rank)
         attached = segment.attach(handle.segment, handle.reader_access)
+        n_ranks, n_rows = len(handle.local_reader_ranks), attached.layout.n_readers
+        if n_ranks != n_rows:
+            attached.close()
+            raise InvalidHandle(f"{n_ranks} ranks for a segment of {n_rows} readers: altered; call export_handle() again")
         self.writer = Peer.watch(0, 0)
         self._claimed = False
         try:

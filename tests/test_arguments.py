@@ -225,3 +225,11 @@ def test_handles_travel() -> None:
             with MessageQueue.create_from_handle(handle, 1) as second:
                 writer.enqueue("hello")
                 assert first.dequeue(10) == second.dequeue(10) == "hello"
+
+
+def test_a_handle_of_more_ranks_than_the_segment_has_is_refused() -> None:
+    """Its checksum is right: the member's entry would lie in the slot table."""
+    with MessageQueue(1, 1, arena=SMALL) as writer:
+        handle = dataclasses.replace(writer.export_handle(), local_reader_ranks=(0, 1, 2)).sealed()
+        with pytest.raises(InvalidHandle, match=r"3 ranks for a segment of 1 readers"):
+            MessageQueue.create_from_handle(handle, 2)

@@ -164,6 +164,8 @@ class ObjectDecoder(Decoder):
             self._gates.admit(leases[n_before:])
 
     def _record(self, lease: Lease) -> Record:
+        if lease.nbytes < _LENGTH.size:
+            raise CorruptError(f"an extent of {lease.nbytes} bytes holds no object")
         start = ffi.cast("char *", lease.data)
         record_bytes = int(ffi.cast("uint64_t *", start)[0])
         if record_bytes > lease.nbytes - _LENGTH.size:

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 from weakref import WeakKeyDictionary
 
 from arena.errors import CorruptError, StaleSlotError
@@ -222,20 +222,18 @@ class ObjectReader:
             StaleSlotError: the object was evicted.
             CorruptError: there cannot be such an object, or its extent lies outside the data area.
         """
-        lease = capsules.lease_of_object(self._address, *grant)  # [object.evict] [object.publish]
-        if type(lease) is int:
-            raise self._refusal(grant, lease)
-        return lease  # type: ignore[no-any-return]
+        slot, generation = grant
+        return capsules.lease_of_object(self._address, slot, generation, self._refuse)  # [object.evict] [object.publish]
 
-    def _refusal(self, grant: Grant, outcome: int) -> Exception:
+    def _refuse(self, outcome: int, slot: int, generation: int) -> NoReturn:
+        if outcome == lib.ARENA_OK:
+            raise MemoryError("no memory for a grant")
         if outcome == lib.ARENA_STALE:
-            return StaleSlotError(f"slot {grant.slot} no longer carries generation {grant.generation}")
-        if outcome == lib.ARENA_CORRUPT:
-            n_slots = self._mapping.geometry.n_slots
-            return CorruptError(
-                f"{grant} cannot be an object's: there are {n_slots} slots, its generation is even, its extent inside"
-            )
-        return MemoryError("no memory for a grant")
+            raise StaleSlotError(f"slot {slot} no longer carries generation {generation}")
+        raise CorruptError(
+            f"generation {generation} of slot {slot} cannot be an object's: there are {self._mapping.geometry.n_slots} "
+            "slots, its generation is even, its extent inside"
+        )
 
     # ---- the steps of a lease and its end, for the tests that take them one by one -------------------------------
 

@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 from arena.errors import CorruptError, StaleSlotError
 from arena.protocol.extents import Extents
@@ -249,7 +250,7 @@ class SlotWriter:
 
     def own_lease(self, slot: int) -> Lease:
         """The writer's own hold of a slot, shared by the tensors over a loan; the last drop is the writer's release."""
-        return _leased(self._address, self.loan_row, self.grant(slot), self._mapping)
+        return capsules.lease_of_message(self._address, self.loan_row, *self.grant(slot), partial(_refuse, self._mapping))
 
     def grant(self, slot: int) -> Grant:
         """What a message says about a slot of it."""
@@ -381,7 +382,7 @@ class SlotWriter:
             self.required[slot] &= ~(1 << rank)
 
 
-drop: Callable[[Lease], None] = capsules.Lease.drop
+drop: Callable[[Lease], None] = capsules.LeaseType.drop
 """A holder of a slot is gone; the last one releases it.  Tensors do the same in C when their storage dies."""
 
 
@@ -390,16 +391,13 @@ def release(c_grant: Any) -> None:
     lib.arena_grant_release(c_grant)
 
 
-def _leased(address: int, row: int, grant: Grant, mapping: Any) -> Lease:
-    lease = capsules.lease_of_message(address, row, *grant)
-    if type(lease) is not int:
-        return lease  # type: ignore[no-any-return]
-    if lease == lib.ARENA_OK:
+def _refuse(mapping: Any, outcome: int, slot: int, generation: int) -> NoReturn:
+    if outcome == lib.ARENA_OK:
         raise MemoryError("no memory for a grant")
-    if lease == lib.ARENA_STALE:
-        raise StaleSlotError(f"slot {grant.slot} no longer carries generation {grant.generation}")
+    if outcome == lib.ARENA_STALE:
+        raise StaleSlotError(f"slot {slot} no longer carries generation {generation}")
     limits = f"{mapping.geometry.n_slots} slots, {mapping.geometry.data_bytes} bytes"
-    raise CorruptError(f"slot {grant.slot}, or its extent, is outside the arena: {limits}")
+    raise CorruptError(f"slot {slot}, or its extent, is outside the arena: {limits}")
 
 
 class SlotReader:
@@ -408,6 +406,7 @@ class SlotReader:
     def __init__(self, segment: Segment, row: int) -> None:
         self._mapping = segment.mapping
         self._address = address_of(segment.mapping)
+        self._refuse = partial(_refuse, segment.mapping)
         self.row = row
         trace.observe(self, segment)
 
@@ -420,7 +419,8 @@ class SlotReader:
             StaleSlotError: the slot carries another generation.
             CorruptError: there is no such slot, or its extent lies outside the data area.
         """
-        return _leased(self._address, self.row, grant, self._mapping)
+        slot, generation = grant
+        return capsules.lease_of_message(self._address, self.row, slot, generation, self._refuse)  # nowhere but returned
 
     def release(self, grant: Grant) -> None:
         """Gives a slot back: what the drop of the last holder does, in C.  Once per grant."""

@@ -49,6 +49,17 @@ class Lease(Protocol):
         """Gives the hold back, now and not only when the object goes; once, however often it is called."""
 
 
+class _Capsules(Protocol):
+    """``csrc/arena_tensors.c`` and ``arena_lease_type.c`` say what each takes."""
+
+    LeaseType: Any
+    lease_of_message: Callable[..., Lease]
+    lease_of_object: Callable[..., Lease]
+    of_lease: Callable[..., object]
+    of_mapping: Callable[..., object]
+    of_copy: Callable[..., object]
+
+
 def _load_capsules() -> Any:
     """The second module in the same library: cffi cannot return a Python object."""
     loader = ExtensionFileLoader("_capsules", arena._native.__file__)
@@ -57,7 +68,7 @@ def _load_capsules() -> Any:
     return module
 
 
-capsules = _load_capsules()
+capsules: _Capsules = _load_capsules()
 
 
 def check_layout() -> None:

@@ -13,6 +13,7 @@ import pytest
 from lockstep_slots import AnonymousSegment
 
 from arena.errors import CorruptError, StaleSlotError
+from arena.message.objects import ObjectDecoder
 from arena.protocol import objects
 from arena.protocol.objects import ObjectReader, ObjectWriter
 from arena.protocol.slots import Grant, Refusal, SlotWriter, State
@@ -280,7 +281,7 @@ def test_no_memory_is_said(segment: Any, writer: ObjectWriter, monkeypatch: pyte
     monkeypatch.setattr(objects, "lib", Short())
     with pytest.raises(MemoryError, match="holds"):
         ObjectReader(segment, 1)
-    monkeypatch.setattr(objects.capsules, "lease_of_object", lambda *_: lib.ARENA_OK)
+    monkeypatch.setattr(objects.capsules, "lease_of_object", lambda *a: a[3](lib.ARENA_OK, *a[1:3]))
     with pytest.raises(MemoryError, match="grant"):
         reader.lease(grant)
     ffi.release(reader._holds)
@@ -306,4 +307,15 @@ def test_a_lease_that_nobody_has_holds_nothing(segment: Any, slots: SlotWriter, 
     grant, reader = put(writer), ObjectReader(segment, 0)
     reader.lease(grant)
     assert slots.held_by(0) == []
+    ffi.release(reader._holds)
+
+
+def test_an_extent_too_short_for_an_object_is_not_read(segment: Any, writer: ObjectWriter) -> None:
+    """Sealed as the writer seals it, at the very end of the memory."""
+    grant = put(writer)
+    lib.arena_slot_claim(segment.mapping, grant.slot, grant.generation, segment.layout.data_bytes, 0, 0)
+    reader = ObjectReader(segment, 0)
+    with pytest.raises(CorruptError, match="an extent of 0 bytes holds no object"):
+        ObjectDecoder(reader, readonly=False).get(grant)
+    assert lib.arena_grants_live() == 0
     ffi.release(reader._holds)

@@ -6,9 +6,11 @@ One process and anonymous memory; a reader is two native calls.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -208,7 +210,7 @@ def test_a_loan_that_became_an_objects_is_no_messages_any_more(writer: SlotWrite
 
 def test_a_grant_that_cannot_be_had_is_an_error(writer: SlotWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     slot = claimed(writer)
-    monkeypatch.setattr(slots.capsules, "lease_of_message", lambda *_: lib.ARENA_OK)
+    monkeypatch.setattr(slots.capsules, "lease_of_message", lambda *a: a[4](lib.ARENA_OK, *a[2:4]))
     with pytest.raises(MemoryError, match="grant"):
         writer.own_lease(slot)
 
@@ -490,7 +492,7 @@ def test_no_memory_for_a_grant_is_said(segment: Any, generation: int, monkeypatc
     writer, reader = SlotWriter(segment), SlotReader(segment, 0)
     slot = sent(writer)
     outcome = lib.ARENA_OK if generation == 1 else lib.ARENA_STALE
-    monkeypatch.setattr(slots.capsules, "lease_of_message", lambda *_: outcome)
+    monkeypatch.setattr(slots.capsules, "lease_of_message", lambda *a: a[4](outcome, *a[2:4]))
     with pytest.raises(MemoryError if generation == 1 else slots.StaleSlotError, match=r"grant|generation 2"):
         reader.lease(slots.Grant(slot, generation))
 
@@ -502,6 +504,49 @@ def test_a_lease_that_nobody_has_is_dropped(segment: Any) -> None:
     reader.lease(writer.grant(slot))
     assert lib.arena_grants_live() == 0
     assert writer.collect() == 1
+
+
+@pytest.mark.parametrize("whose", ["a reader's", "the writer's own"])
+def test_no_exception_keeps_a_lease(segment: Any, whose: str) -> None:
+    """Not even where its traceback is kept: a late drop would store an old generation over a newer one."""
+    writer, reader = SlotWriter(segment), SlotReader(segment, 0)
+    slot = sent(writer, members=0b1)
+    grant = writer.grant(slot)
+    call = partial(reader.lease, grant) if whose == "a reader's" else partial(writer.own_lease, slot)
+    kept: list[BaseException] = []
+    while raised := raised_at(len(kept), call):
+        kept.append(raised)
+        assert lib.arena_grants_live() == 0, len(kept)
+    assert len(kept) > 5
+
+
+class Raised(BaseException):
+    """What a signal handler raises."""
+
+
+def raised_at(place: int, call: Callable[[], object]) -> BaseException | None:
+    """The exception that comes before the ``place``-th instruction of a function of slots.py, if there are so many."""
+    left = place
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != slots.__file__:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            left -= 1
+            if left == -1:
+                raise Raised
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except Raised as raised:
+        return raised
+    finally:
+        sys.settrace(None)
+    return None
 
 
 def test_a_lease_is_dropped_once(segment: Any) -> None:
