@@ -47,7 +47,9 @@ class ObjectCache:
 
     No method raises because the cache is full: ``put`` then returns ``Uncached``.
 
-    Thread safety: any method may be called from any thread; copies run side by side.  Process safety: as of a queue.
+    Thread safety: any method may be called from any thread; copies run side by side.  Process safety: as of a queue: all
+    but ``export_handle`` and ``shutdown`` raise ``ForkedError`` in a forked child, and ``Cancelled`` after shutdown.
+    Keys are hashed and compared under a lock: a subclass of str or bytes that does so must use no queue or cache there.
 
     Args:
         capacity_bytes: memory for objects, whole pages; taken as it is first used.
@@ -181,13 +183,12 @@ class ObjectCache:
             if not replace and (known := self._used(key)) is not None:
                 return known
             packed = ObjectEncoder(self._end.slots).pack(value)
-            handle = self._store.put(key, digest, packed, replace=replace)
+            books = [transaction.puts for transaction in self._open_transactions()]
+            handle = self._store.put(key, digest, packed, books, replace=replace)
             if isinstance(handle, Refusal) and self._look_around(now=True):  # a dead reader held what is needed
-                handle = self._store.put(key, digest, packed, replace=replace)
+                handle = self._store.put(key, digest, packed, books, replace=replace)
         if isinstance(handle, Refusal):
             return self._uncached(handle, packed.nbytes)
-        for transaction in self._open_transactions():
-            transaction.puts.append((key, handle))
         return handle
 
     def _used(self, key: Key) -> CacheHandle | None:
@@ -197,6 +198,7 @@ class ObjectCache:
 
     def get_handle(self, key: Key) -> CacheHandle | None:
         """The handle of what is under a key, which counts as a use of it; None if nothing is."""
+        self._end.check_usable()
         handle = self._used(key)
         with self._lock:
             if handle is None:
@@ -207,11 +209,13 @@ class ObjectCache:
 
     def contains(self, key: Key) -> bool:
         """Whether something is under a key; no use of it."""
+        self._end.check_usable()
         return key in self._store.entries
 
     __contains__ = contains
 
     def __len__(self) -> int:
+        self._end.check_usable()
         return len(self._store.entries)
 
     def __bool__(self) -> bool:
@@ -219,11 +223,14 @@ class ObjectCache:
 
     def touch(self, keys: Iterable[Key]) -> list[Key]:
         """Uses all keys of a request, before its new objects are put; returns those that nothing is under."""
+        self._end.check_usable()
+        keys = list(keys)  # the caller's code, which may take a turn: never under the lock
         with self._lock:
             return [key for key in keys if self._store.use(key) is None]
 
     def hold(self, key: Key) -> CacheHandle | None:
         """Keeps an object from eviction until ``release``, as often as it was held; None if nothing is under the key."""
+        self._end.check_usable()
         with self._lock:
             entry = self._store.use(key)
             if entry is None:
@@ -238,6 +245,7 @@ class ObjectCache:
             key: what was held.
             handle: what ``hold`` returned: a later object under the same key is then left alone.
         """
+        self._end.check_usable()
         with self._lock:
             entry = self._store.entries.get(key)
             if entry is None or not entry.holds or (handle is not None and entry.handle != handle):
@@ -325,7 +333,8 @@ class ObjectCache:
         if self._is_alone:
             self._end.shutdown()
         elif not self._end.closed:
-            self.clear()
+            with suppress(Cancelled, ForkedError):  # the queue's own shutdown was faster, or nothing here is ours
+                self.clear()
 
     def __repr__(self) -> str:
         store = self._store

@@ -11,7 +11,7 @@ from arena.cache_handle import CacheHandle
 from arena.config import ReaderAccess
 from arena.endpoint import Deadline, Endpoint
 from arena.ends import RANK_POLL_S, MemberEnd
-from arena.errors import CacheMiss, InvalidHandle, StaleSlotError
+from arena.errors import CacheMiss, Cancelled, InvalidHandle, StaleSlotError, WriterDied
 from arena.handle import Handle
 from arena.message.gates import Gates
 from arena.message.objects import ObjectDecoder
@@ -44,6 +44,8 @@ class CacheReader:
         Raises:
             AttachError: the segment is not to be reached from here, or the rank is taken.
             InvalidHandle: the handle was altered, or is a queue's.
+            Cancelled: the writer has shut down.
+            WriterDied: the writer has ended before it saw the death.
             TimeoutError: the rank was not free in time.
             ValueError: there is no such rank.
         """
@@ -117,9 +119,16 @@ def claim_rank(end: MemberEnd, deadline: Deadline) -> None:
 
     Raises:
         AttachError: a living process has the rank.
+        Cancelled: shutdown() in another thread, or in the writer.
+        WriterDied: the writer has ended, and will not look.
         TimeoutError: the writer has not looked at a dead one in time.
     """
     while not end.claim_entry():
+        end.check_usable()
+        if end.ring.writer_closed:
+            raise Cancelled(f"writer {end.writer.pid} has shut down")
+        if end.writer.is_dead():
+            raise WriterDied(f"writer {end.writer.pid} has died, and rank {end.rank} stays a dead process's")
         if deadline.passed():
             raise TimeoutError(
                 f"rank {end.rank} was a dead process's, and writer {end.writer.pid} has not noticed within "

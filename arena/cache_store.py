@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from arena.cache_handle import CacheHandle, Key
@@ -13,6 +13,8 @@ from arena.protocol import eviction
 from arena.protocol.objects import ObjectWriter
 from arena.protocol.slots import Grant, Refusal
 from arena.shm.layout import PAGE, align
+
+Book = list[tuple[Key, CacheHandle]]
 
 
 @dataclass
@@ -66,8 +68,12 @@ class Store:
 
     # ---- put --------------------------------------------------------------------------------------------------
 
-    def put(self, key: Key, digest: bytes, packed: PackedObject, *, replace: bool) -> CacheHandle | Refusal:
+    def put(
+        self, key: Key, digest: bytes, packed: PackedObject, books: Sequence[Book], *, replace: bool
+    ) -> CacheHandle | Refusal:
         """Copies an object into room that is made for it; the lock is free while bytes are copied.
+
+        What it stores it writes down in each of ``books`` first; what another thread has stored it does not.
 
         Raises:
             ValueError: a loan in it has been enqueued, or put, by another thread meanwhile.
@@ -90,13 +96,19 @@ class Store:
                     self._undo(taken)
                     return self.entries[key].handle
                 self.forget(key)
-                return self._publish(key, digest, packed, grants, taken)
+                return self._publish(key, digest, packed, books, grants, taken)
         except BaseException:  # a signal handler's, too, wherever it came
             self._undo(taken)
             raise
 
     def _publish(
-        self, key: Key, digest: bytes, packed: PackedObject, grants: list[Grant], taken: dict[int, None]
+        self,
+        key: Key,
+        digest: bytes,
+        packed: PackedObject,
+        books: Sequence[Book],
+        grants: list[Grant],
+        taken: dict[int, None],
     ) -> CacheHandle:
         if not all(self.objects.is_loan(loan) for loan in packed.loans):
             raise ValueError("a loan was enqueued or put by another thread while it was put into the cache: do one of them")
@@ -109,6 +121,8 @@ class Store:
                 self.objects.publish_object(slot)
             handle = CacheHandle.sealed(self._secret, self._segment_id, grants[0], digest)
             entry = Entry(handle, slots, sum(map(self._extent_bytes, slots)))
+            for book in books:
+                book.append((key, handle))
             self.entries[key] = entry  # from here on it is in the cache
             taken.clear()
             self.used_bytes += entry.nbytes

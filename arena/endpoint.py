@@ -147,6 +147,8 @@ class Endpoint:
     @contextmanager
     def visit(self) -> Iterator[None]:
         """Around a use of the segment that takes no turn, as a copy, a look or an unpickling: the release comes after it."""
+        if not self._alive[0]:
+            self.check_usable()  # first: a forked child may have inherited a lock that nobody gives back
         visit = threading.Lock()
         try:
             with visit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 
 from arena.config import ArenaConfig
@@ -14,12 +15,14 @@ from arena.protocol.members import Members
 from arena.protocol.ring import Outcome, RingReader, RingWriter
 from arena.protocol.slots import SlotWriter
 from arena.shm import process, segment
-from arena.shm.layout import EMPTY_WORD, PAGE, Layout, MemberWord, State, align
+from arena.shm.layout import EMPTY_WORD, PAGE, SERIAL_LIMIT, Layout, MemberWord, State, align
 from arena.shm.native import lib
 from arena.shm.process import Peer
 from arena.shm.shortage import typed
 
 RANK_POLL_S = 0.02
+
+_joins: Counter[tuple[bytes, int]] = Counter()  # of this process, by segment and row
 
 
 class OwnerEnd(Endpoint):
@@ -129,7 +132,10 @@ class MemberEnd(Endpoint):
             same_pids = handle.segment.pid_namespace == process.pid_namespace()
             if same_pids:
                 self.writer = Peer.watch(handle.segment.creator_pid, handle.segment.creator_start)
-            self.entry = MemberWord(State.JOINING, os.getpid() if same_pids else 0, process.own_start_time())
+            pid, start = os.getpid() if same_pids else 0, process.own_start_time()
+            place = handle.segment.segment_id, self.row
+            _joins[place] += 1
+            self.entry = MemberWord(State.JOINING, pid, start, _joins[place] % SERIAL_LIMIT)
             self.ring = RingReader(attached, self.row, self.entry)
             super().__init__(attached, self.ring.shutdown)
         except BaseException:

@@ -7,11 +7,12 @@ one says so, and it is sent again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from arena.cache import CacheReader, ObjectCache
 from arena.cache_handle import CacheHandle, Key, key_digest
-from arena.errors import CacheMiss, InvalidHandle
+from arena.errors import CacheMiss, Cancelled, ForkedError, InvalidHandle
 
 __all__ = ["MirroredCache", "MirroredReceiver", "MirroredSender", "Parcel"]
 
@@ -48,8 +49,10 @@ class MirroredSender:
         return self._pack(list(items), set(missing))
 
     def _pack(self, items: Sequence[tuple[Key, object]], whole: set[bytes]) -> list[Parcel]:
-        held = [(key, self._cache.hold(key)) for key, _ in items]
+        held: list[tuple[Key, CacheHandle | None]] = []
         try:
+            for key, _ in items:
+                held.append((key, self._cache.hold(key)))
             with self._cache.transaction():
                 parcels = []
                 for key, value in items:
@@ -62,7 +65,8 @@ class MirroredSender:
         finally:
             for key, handle in held:
                 if handle is not None:
-                    self._cache.release(key, handle)
+                    with suppress(Cancelled, ForkedError):  # after those nothing is held
+                        self._cache.release(key, handle)
 
     def _parcel(self, key: Key, value: object) -> Parcel:
         handle = self._cache.get_handle(key)

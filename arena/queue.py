@@ -223,8 +223,14 @@ class MessageQueue:
 
         Raises:
             ValueError: the queue has no arena, or has a cache already.
+            Cancelled: after shutdown().
         """
         end = self._writer("object_cache")
+        return end.in_turn(NEVER, self._object_cache, end, reserve_bytes, reserve_slots, max_object_bytes)
+
+    def _object_cache(
+        self, end: WriterEnd, reserve_bytes: int | None, reserve_slots: int | None, max_object_bytes: int | None
+    ) -> ObjectCache:
         of = end.segment.layout
         if not of.data_bytes or self._has_cache:
             raise ValueError("this queue has no arena" if not of.data_bytes else "this queue has a cache already")
@@ -247,10 +253,16 @@ class MessageQueue:
 
         Raises:
             TimeoutError: the rank was not free in time.
+            Cancelled: shutdown() here or in the writer.
+            WriterDied: the writer has ended before it saw the death.
         """
         end = self._reader("cache_reader")
         deadline = Deadline.after(timeout)
-        end.in_turn(deadline, claim_rank, end, deadline)
+        return end.in_turn(deadline, self._cache_reader, end, deadline)
+
+    @staticmethod
+    def _cache_reader(end: ReaderEnd, deadline: Deadline) -> CacheReader:
+        claim_rank(end, deadline)
         return CacheReader(end, end.row, end.handle.reader_access, end.gates)
 
     def dequeue(self, timeout: float | None = None, indefinite: bool = False) -> object:

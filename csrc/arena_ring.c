@@ -156,7 +156,10 @@ int arena_ring_writer_recheck(arena_ring_writer *w, uint64_t nbytes) {
 static bool a_reader_has_died(arena_ring_writer *w) {
     struct pollfd fds[64];
     for (uint32_t i = 0; i < w->n_pidfds; i++) fds[i] = (struct pollfd){.fd = w->pidfds[i], .events = POLLIN};
-    return poll(fds, w->n_pidfds, 0) > 0;
+    if (poll(fds, w->n_pidfds, 0) <= 0) return false;
+    for (uint32_t i = 0; i < w->n_pidfds; i++)
+        if (fds[i].revents & POLLIN) return true; /* not POLLNVAL: somebody closed it */
+    return false;
 }
 
 /* Until woken, or the slice is over, or a reader has died: a dead one wakes nobody. */

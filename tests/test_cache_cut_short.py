@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 import torch
 from cache_support import PAGE, cache_of, is_there, pages, put
-from support import WATCHDOG_S, may_be_lost, queue_of
+from support import WATCHDOG_S, in_thread, may_be_lost, queue_of
 
 import arena
 from arena import ArenaConfig, CacheHandle, MessageQueue, ObjectCache
-from arena.errors import ArenaError
+from arena.errors import ArenaError, Cancelled
 from arena.message.objects import PackedObject
 
 SLOTS = 8
@@ -380,3 +380,41 @@ def test_puts_statistics_and_shutdown_at_once_never_wait_for_one_another() -> No
             puts = [partial(store.put, key, pages(1)) for key in ("one", "two")]
             together([*(partial(often, call) for call in (*puts, writer.statistics, store.statistics, store.clear)), end])
             del held
+
+
+def test_a_rejected_transaction_leaves_what_another_thread_put() -> None:
+    """The other thread is faster, in the middle of this put: the handle is this thread's too, the object is not."""
+    with cache_of() as (cache, _):
+        others = []
+
+        class Slow:
+            def __reduce__(self) -> Any:
+                others.append(in_thread(lambda: cache.put("key", "theirs", replace=False))())
+                return str, ("mine",)
+
+        with suppress(ZeroDivisionError), cache.transaction():
+            assert [cache.put("key", Slow(), replace=False)] == others
+            raise ZeroDivisionError
+        assert cache.get(others[0]) == "theirs"
+
+
+def test_keys_that_use_the_queue_are_made_before_the_lock() -> None:
+    with cache_of() as (cache, _):
+        cache.put("key", 1)
+
+        def keys() -> Any:
+            assert in_thread(lambda: cache.get_handle("key"))() is not None  # another thread has the lock free
+            yield "key"
+
+        assert cache.touch(keys()) == []
+
+
+def test_after_shutdown_nothing_is_found() -> None:
+    cache = ObjectCache(16 * PAGE, 0)
+    cache.put("key", 1)
+    cache.shutdown()
+    uses: list[Any] = [lambda: cache.get_handle("key"), lambda: cache.hold("key"), lambda: cache.release("key")]
+    uses += [lambda: cache.touch(["key"]), lambda: cache.contains("key"), lambda: len(cache)]
+    for use in uses:
+        with pytest.raises(Cancelled):
+            use()

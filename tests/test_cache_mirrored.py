@@ -135,3 +135,13 @@ def test_case_65_a_clear_in_the_middle() -> None:
             receiver.unpack(parcels)
         assert receiver.unpack(sender.pack([("key", 7)])) == [7]
         assert receiver.unpack([Parcel(b"k" * 32, None, "whole")]) == ["whole"]
+
+
+def test_a_key_that_is_none_leaves_nothing_held() -> None:
+    with cache_of() as (cache, _):
+        sender = MirroredCache.sender(cache)
+        sender.pack([("known", 1)])
+        items: Any = [("known", 1), (["no key"], 2)]
+        with pytest.raises(TypeError):
+            sender.pack(items)
+        assert cache.statistics().objects_held == 0

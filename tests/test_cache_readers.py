@@ -392,3 +392,45 @@ def test_killed_at_every_step_of_a_get_and_a_release(evicted: bool) -> None:
             cache.clear()
             assert cache.statistics().slots_draining == 0
             assert cache.put("all", pages(4))
+
+
+@pytest.mark.parametrize(("how", "error"), [("os.kill(writer, 9)", "WriterDied"), ("queue.shutdown()", "Cancelled")])
+def test_a_wait_for_a_dead_rank_ends_with_whoever_could_free_it(how: str, error: str) -> None:
+    """Without a timeout: its writer has died, or another thread shuts the reader's end down."""
+    program = f"""
+import os, pickle, signal, threading, time
+from arena import ArenaConfig, MessageQueue
+from arena.errors import Cancelled, WriterDied
+ours, theirs = os.pipe()
+writer = os.fork()
+if not writer:
+    queue = MessageQueue(1, 1, arena=ArenaConfig(capacity_bytes=1 << 20, slots=4))
+    os.write(theirs, pickle.dumps(queue.export_handle()))
+    queue.wait_until_ready(60)
+    os.write(theirs, b"!")
+    signal.pause()
+handle = pickle.loads(os.read(ours, 1 << 16))
+dead = os.fork()
+if not dead:
+    MessageQueue.create_from_handle(handle, 0).wait_until_ready(60)
+    os._exit(0)
+os.waitpid(dead, 0)
+os.read(ours, 1)
+queue = MessageQueue.create_from_handle(handle, 0)
+def end():
+    time.sleep(0.3)  # it waits by then; if not, it finds the end sooner
+    {how}
+thread = threading.Thread(target=end)
+thread.start()
+try:
+    queue.cache_reader(timeout=None)
+except {error}:
+    print("as it should be")
+thread.join()
+if {error} is Cancelled:
+    os.kill(writer, 9)
+os.waitpid(writer, 0)
+queue.shutdown()
+"""
+    done = python(program)
+    assert (done.returncode, done.stdout) == (0, "as it should be\n"), done.stderr

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -273,3 +274,25 @@ if __name__ == "__main__":
 """
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_whose_watch_the_application_closed_is_not_dead() -> None:
+    """Its number is another readable file's by then."""
+    with MessageQueue(1, 1, arena=SMALL, max_chunk_bytes=4096, max_chunks=2) as writer, readers_of(writer, 1) as [reader]:
+        writer.enqueue(image(1))
+        reader.run(hold, "held")
+        pidfd = writer._end.members._peers[0].pidfd  # type: ignore[attr-defined]
+        with open("/dev/null") as readable:
+            os.dup2(readable.fileno(), pidfd)
+        try:
+            for value in range(2, 2 + 2 * SMALL.slots):
+                writer.enqueue(image(value))
+                reader.run(dequeue)
+            with suppress(TimeoutError):
+                while True:
+                    writer.enqueue(bytes(1000), timeout=0.2)
+            assert writer.reap() == 0
+            assert writer.statistics().deaths_total == 0
+            assert (reader.run(kept, "held") == 1).all()
+        finally:
+            os.close(pidfd)

@@ -15,7 +15,7 @@ import torch
 from support import SMALL, in_thread, may_be_lost, python, queue_of, wait_until
 from test_cache_cut_short import interrupted_at as interrupted_at_place
 
-from arena import MessageQueue
+from arena import MessageQueue, ObjectCache
 from arena.errors import Cancelled, ForkedError
 from arena.shm.native import lib
 
@@ -370,3 +370,41 @@ def test_an_exception_anywhere_under_a_writers_own_view_keeps_no_grant(what: str
             with contextlib.suppress(TimeoutError):
                 reader.dequeue(0)
         assert place > 20
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_cache_in_a_forked_child_raises_while_another_thread_has_its_locks() -> None:
+    with ObjectCache(1 << 20, 0) as cache, queue_of(1) as (writer, _):
+        handle = cache.put("key", 1)
+        uses: list[Callable[[], Any]] = [
+            lambda: cache.get_handle("key"), lambda: cache.hold("key"), lambda: cache.release("key"),
+            lambda: cache.touch(["key"]), lambda: cache.contains("key"), lambda: len(cache),
+            lambda: cache.get(handle), lambda: cache.put("key", 2), cache.statistics, writer.object_cache,
+        ]  # fmt: skip
+        locked, done = threading.Event(), threading.Event()
+
+        def keep_locks() -> None:
+            with cache._lock, cache._end._closing:
+                locked.set()
+                done.wait(60)
+
+        def use() -> None:
+            signal.alarm(10)
+            for call in uses:
+                with pytest.raises(ForkedError):
+                    call()
+
+        keeper = in_thread(keep_locks)
+        try:
+            assert locked.wait(60)
+            assert in_child(use, os._exit) == 0
+        finally:
+            done.set()
+            keeper()
+
+
+def test_a_cache_of_a_queue_that_was_shut_down() -> None:
+    with queue_of(1) as (writer, _):
+        writer.shutdown()
+        with pytest.raises(Cancelled):
+            writer.object_cache()

@@ -21,6 +21,7 @@ from arena.shm.layout import (
     PAGE,
     PID_LIMIT,
     READERS_MAX,
+    SERIAL_LIMIT,
     SLOT_BYTES,
     START_LIMIT,
     WORD_BYTES,
@@ -77,13 +78,15 @@ def test_align(value: int, to: int) -> None:
     assert 0 <= aligned - value < to
 
 
-@given(st.sampled_from(State), st.integers(0, PID_LIMIT - 1), st.integers(0, START_LIMIT - 1))
-def test_a_member_word_holds_all_of_it(state: State, pid: int, start: int) -> None:
-    word = MemberWord(state, pid, start)
+@given(
+    st.sampled_from(State), st.integers(0, PID_LIMIT - 1), st.integers(0, START_LIMIT - 1), st.integers(0, SERIAL_LIMIT - 1)
+)
+def test_a_member_word_holds_all_of_it(state: State, pid: int, start: int, serial: int) -> None:
+    word = MemberWord(state, pid, start, serial)
     packed = word.pack()
     assert 0 <= packed < 1 << 64
     assert MemberWord.unpack(packed) == word
-    assert MemberWord.unpack(word.with_state(State.LEFT).pack()) == MemberWord(State.LEFT, pid, start)
+    assert MemberWord.unpack(word.with_state(State.LEFT).pack()) == MemberWord(State.LEFT, pid, start, serial)
 
 
 @given(st.integers(0, (1 << 64) - 1))

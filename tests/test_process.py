@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -127,3 +128,32 @@ def test_names_with_brackets_do_not_confuse() -> None:
 def test_namespace_and_boot() -> None:
     assert process.pid_namespace() == os.stat("/proc/self/ns/pid").st_ino
     assert process.boot_id() == process.boot_id() != ""
+
+
+def test_a_descriptor_that_the_application_closed_proves_nothing(child: subprocess.Popen[bytes], peer: Peer) -> None:
+    """By closerange, or a double close. The death is a fact once the process has been waited for."""
+    os.close(peer.pidfd)
+    assert not peer.is_dead()
+    child.kill()
+    child.wait()
+    assert peer.is_dead()
+
+
+@pytest.mark.parametrize("what", ["/dev/null", "another's pidfd"])
+def test_a_descriptor_that_is_another_files_by_now_proves_nothing(child: subprocess.Popen[bytes], what: str) -> None:
+    """It is readable: whoever took it for a death would free what a living reader shows. And it is not ours to close."""
+    other = subprocess.Popen(["true"])
+    new = os.open(what, os.O_RDONLY) if what == "/dev/null" else os.pidfd_open(other.pid)
+    peer = Peer.watch(child.pid, process.start_time(child.pid) or 0)
+    number = peer.pidfd
+    try:
+        os.dup2(new, number)
+        if what != "/dev/null":
+            wait_until(lambda: bool(select.select([number], [], [], 0)[0]), "the other has ended")
+        assert not peer.is_dead()
+        peer.close()
+        os.fstat(number)
+    finally:
+        os.close(number)
+        os.close(new)
+        other.wait()

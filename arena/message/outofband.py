@@ -40,7 +40,7 @@ _THREADS = 2  # of a context
 
 def identity(rank: int, entry: MemberWord) -> bytes:
     """A reader's address: no two incarnations of a rank share it."""
-    return b"%d:%d:%d" % (rank, entry.pid, entry.start)
+    return b"%d:%d:%d:%d" % (rank, entry.pid, entry.start, entry.serial)
 
 
 def _as_capacity(error: zmq.ZMQError) -> Exception:
@@ -109,11 +109,15 @@ class OutOfBandWriter:
 
     def _send_whole(self, parts: list[bytes]) -> None:
         """All parts, or a message that says by its number of frames that it was cut short."""
-        begun = False
+        begun = True  # a signal handler's exception may come right behind the native call of the first part
         try:
-            for part in parts[:-1]:
+            try:
+                self._socket.send(parts[0], zmq.SNDMORE, copy=False)
+            except zmq.ZMQError:  # an unknown reader: nothing has begun
+                begun = False
+                raise
+            for part in parts[1:-1]:
                 self._socket.send(part, zmq.SNDMORE, copy=False)
-                begun = True
             self._socket.send(parts[-1], copy=False)
             begun = False
         finally:
@@ -185,6 +189,8 @@ class OutOfBandReader:
             while not self._socket.poll(_POLL_MS):
                 check()
             first, *frames = self._socket.recv_multipart(copy=False)
+            if not frames and not first.bytes:  # cut short behind its address
+                continue
             found = _NUMBER.unpack(first.bytes)[0] if len(first.bytes) == _NUMBER.size else -1
             if 0 <= found < number:
                 continue

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 PAGE = mmap.PAGESIZE  # 4, 16 or 64 KiB: what is mapped, populated or discarded begins and ends at one
@@ -106,9 +106,13 @@ class State(IntEnum):
 
 
 PID_BITS = 22  # PID_MAX_LIMIT of 64-bit Linux is 2**22
-START_BITS = 40  # clock ticks since boot: 348 years at 100 Hz
+START_BITS = 36  # clock ticks since boot: 21 years at 100 Hz
+SERIAL_BITS = 4
 PID_LIMIT = 1 << PID_BITS
 START_LIMIT = 1 << START_BITS
+SERIAL_LIMIT = 1 << SERIAL_BITS
+_START_AT = 2 + PID_BITS
+_SERIAL_AT = _START_AT + START_BITS
 
 
 @dataclass(frozen=True)
@@ -119,21 +123,25 @@ class MemberWord:
         state: EMPTY, JOINING, JOINED or LEFT.
         pid: the member's process, 0 to 2**22 - 1; 0 where its pid means nothing to the writer (another PID namespace).
         start: its start time in clock ticks since boot (field 22 of ``/proc/<pid>/stat``): a reused pid differs.
+        serial: which of its process's joins here it is, modulo 16: a process that leaves may join again at once.
     """
 
     state: State
     pid: int
     start: int
+    serial: int = 0
 
     def pack(self) -> int:
-        return self.state | (self.pid % PID_LIMIT) << 2 | (self.start % START_LIMIT) << (2 + PID_BITS)
+        start, serial = self.start % START_LIMIT, self.serial % SERIAL_LIMIT
+        return self.state | (self.pid % PID_LIMIT) << 2 | start << _START_AT | serial << _SERIAL_AT
 
     @staticmethod
     def unpack(word: int) -> MemberWord:
-        return MemberWord(State(word & 3), word >> 2 & (PID_LIMIT - 1), word >> (2 + PID_BITS) & (START_LIMIT - 1))
+        start, serial = word >> _START_AT & (START_LIMIT - 1), word >> _SERIAL_AT
+        return MemberWord(State(word & 3), word >> 2 & (PID_LIMIT - 1), start, serial)
 
     def with_state(self, state: State) -> MemberWord:
-        return MemberWord(state, self.pid, self.start)
+        return replace(self, state=state)
 
 
 EMPTY_WORD = MemberWord(State.EMPTY, 0, 0).pack()

@@ -45,11 +45,24 @@ def pid_namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
+def _pid_behind(descriptor: int) -> int | None:
+    """The process of a pidfd, -1 once it has been waited for (proc(5), fdinfo); None: it is no pidfd, or was closed."""
+    try:
+        with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
+            return next((int(line[4:]) for line in file if line.startswith(b"Pid:")), None)
+    except FileNotFoundError:
+        return None
+    except OSError:  # no descriptor to look with
+        return _WAITED_FOR
+
+
 @dataclass
 class Peer:
     """A watched process.  Only a readable pidfd proves its death: that is the last thing the kernel does in an exit.
 
-    Without pidfd (kernels before 5.3, or a seccomp filter) a death is only suspected, and ``is_dead`` stays False.
+    Without pidfd (kernels before 5.3, or a seccomp filter) a death is only suspected, and ``is_dead`` stays False.  So it
+    does where the application has closed the descriptor, which may be another file's by now, until the process has been
+    waited for.
     """
 
     pid: int
@@ -95,16 +108,24 @@ class Peer:
             return pidfd == _DEAD
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        seen = poll.poll(0)
+        if not seen:
+            return False
+        is_ours = bool(seen[0][1] & select.POLLIN) and _pid_behind(pidfd) == self.pid
+        return is_ours or self._is_absent()
+
+    def _is_absent(self) -> bool:
+        """Whether the process is gone, and its parent has waited for it."""
+        try:
+            return start_time(self.pid) != self.start
+        except OSError:  # no descriptor to look with: not proved
+            return False
 
     def is_suspect(self) -> bool:
         """Whether the process seems to have ended, where that cannot be proved."""
         if self.pidfd != _UNWATCHED or self.pid == 0:
             return False
-        try:
-            return start_time(self.pid) != self.start
-        except OSError:  # no descriptor to look with: it is watched again soon
-            return False
+        return self._is_absent()
 
     def how_it_ended(self) -> str:
         """``exit 1``, ``signal 9`` for a child of this process that nobody has waited for; else ``unknown``."""
@@ -119,10 +140,11 @@ class Peer:
         return f"exit {info.si_status}" if info.si_code == os.CLD_EXITED else f"signal {info.si_status}"
 
     def close(self) -> None:
-        if self.pidfd >= 0:
+        if self.pidfd >= 0 and _pid_behind(self.pidfd) in (self.pid, _WAITED_FOR):
             os.close(self.pidfd)
         self.pidfd = _UNWATCHED if self.pidfd != _DEAD else _DEAD
 
 
+_WAITED_FOR = -1
 _DEAD = -1
 _UNWATCHED = -2

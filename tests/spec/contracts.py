@@ -67,11 +67,12 @@ def parts_do_not_overlap(n_readers: int, n_slots: int, ring_pages: int, data_pag
     assert of.row_bytes % LINE == of.done_offset % LINE == of.hold_offset % LINE == 0
 
 
-def member_words_come_back(state: int, pid: int, start: int) -> None:
+def member_words_come_back(state: int, pid: int, start: int, serial: int) -> None:
     assert 0 <= state <= 3
     assert 0 <= pid < 2**22
-    assert 0 <= start < 2**40
-    word = MemberWord(State(state), pid, start)
+    assert 0 <= start < 2**36
+    assert 0 <= serial < 2**4
+    word = MemberWord(State(state), pid, start, serial)
     assert MemberWord.unpack(word.pack()) == word
 
 

@@ -21,7 +21,7 @@ from arena.message import codec
 from arena.message.codec import Buffer, Kind
 from arena.protocol.ring import record_footprint
 from arena.protocol.slots import Grant
-from arena.shm.layout import PAGE, PID_BITS, START_BITS, MemberWord, State
+from arena.shm.layout import PAGE, PID_BITS, SERIAL_BITS, START_BITS, MemberWord, State
 from arena.shm.native import lib
 
 HERE = Path(__file__).parent
@@ -35,22 +35,31 @@ words = st.integers(0, 2**64 - 1)
 
 
 def test_member_words_pack_and_unpack_for_all_values() -> None:
-    """The same shifts on bit vectors: the three fields do not touch, and nothing is lost."""
-    state, pid, start = (z3.BitVec(name, 64) for name in ("state", "pid", "start"))
-    in_range = [z3.ULT(state, 4), z3.ULT(pid, 1 << PID_BITS), z3.ULT(start, 1 << START_BITS)]
-    word = state | pid << 2 | start << (2 + PID_BITS)
-    unpacked = (word & 3, z3.LShR(word, 2) & ((1 << PID_BITS) - 1), z3.LShR(word, 2 + PID_BITS))
-    lost = z3.Or(*[found != given for found, given in zip(unpacked, (state, pid, start))])
+    """The same shifts on bit vectors: the four fields do not touch, and nothing is lost."""
+    widths = {"state": 2, "pid": PID_BITS, "start": START_BITS, "serial": SERIAL_BITS}
+    fields = [z3.BitVec(name, 64) for name in widths]
+    in_range = [z3.ULT(field, 1 << bits) for field, bits in zip(fields, widths.values())]
+    state, pid, start, serial = fields
+    word = state | pid << 2 | start << (2 + PID_BITS) | serial << (2 + PID_BITS + START_BITS)
+    unpacked = (
+        word & 3,
+        z3.LShR(word, 2) & ((1 << PID_BITS) - 1),
+        z3.LShR(word, 2 + PID_BITS) & ((1 << START_BITS) - 1),
+        z3.LShR(word, 2 + PID_BITS + START_BITS),
+    )
+    lost = z3.Or(*[found != given for found, given in zip(unpacked, fields)])
     solver = z3.Solver()
     solver.add(*in_range, lost)
     assert solver.check() == z3.unsat
-    assert 2 + PID_BITS + START_BITS == 64
+    assert 2 + PID_BITS + START_BITS + SERIAL_BITS == 64
 
 
-@given(states, st.integers(0, 2**PID_BITS - 1), st.integers(0, 2**START_BITS - 1))
-def test_the_code_packs_with_these_shifts(state: State, pid: int, start: int) -> None:
-    word = MemberWord(state, pid, start)
-    assert word.pack() == state | pid << 2 | start << (2 + PID_BITS)
+@given(
+    states, st.integers(0, 2**PID_BITS - 1), st.integers(0, 2**START_BITS - 1), st.integers(0, 2**SERIAL_BITS - 1)
+)
+def test_the_code_packs_with_these_shifts(state: State, pid: int, start: int, serial: int) -> None:
+    word = MemberWord(state, pid, start, serial)
+    assert word.pack() == state | pid << 2 | start << (2 + PID_BITS) | serial << (2 + PID_BITS + START_BITS)
     assert MemberWord.unpack(word.pack()) == word
 
 

@@ -1,0 +1,63 @@
+"""What travels beside the ring: messages that are cut short, and readers that join again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import zmq
+from support import WATCHDOG_S, queue_of
+
+from arena import MessageQueue
+from arena.message import outofband
+
+BESIDE: dict[str, Any] = {"arena": None, "max_chunk_bytes": 1024}  # a larger message goes out of band
+
+
+class Raised(BaseException):
+    """What a signal handler raises."""
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+@pytest.mark.parametrize("part", range(4))
+def test_a_message_that_is_cut_short_costs_no_other(part: int, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each of identity, number, table and pickle: the next message is neither appended to it nor taken for it."""
+    send, left = zmq.Socket.send, part
+
+    def cut_short(self: Any, *arguments: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == -1 and when == "before":
+            raise Raised
+        result = send(self, *arguments, **options)
+        if left == -1:
+            raise Raised
+        return result
+
+    with queue_of(1, **BESIDE) as (writer, [reader]):
+        writer.enqueue((0, bytes(5000)))
+        assert reader.dequeue(WATCHDOG_S) == (0, bytes(5000))
+        with monkeypatch.context() as patch:
+            patch.setattr(zmq.Socket, "send", cut_short)
+            with pytest.raises(Raised):
+                writer.enqueue((1, bytes(5000)), timeout=WATCHDOG_S)
+        for number in (2, 3):
+            writer.enqueue((number, bytes(5000 + number)))
+        for number in (2, 3):
+            assert reader.dequeue(WATCHDOG_S) == (number, bytes(5000 + number))
+
+
+def test_a_process_that_leaves_and_joins_again_gets_every_message() -> None:
+    """Its connection of before may not be gone when the next message is sent."""
+    with queue_of(1, **BESIDE) as (writer, [reader]):
+        handle = writer.export_handle()
+        for number in range(40):
+            writer.enqueue((number, bytes(5000)))
+            assert reader.dequeue(WATCHDOG_S) == (number, bytes(5000))
+            before = reader._end.entry
+            reader.shutdown()
+            writer.reap()
+            reader = MessageQueue.create_from_handle(handle, 0)
+            writer.wait_until_ready(WATCHDOG_S)
+            assert outofband.identity(0, reader._end.entry) != outofband.identity(0, before)
+        reader.shutdown()
