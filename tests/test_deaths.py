@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -296,3 +297,25 @@ def test_a_reader_whose_watch_the_application_closed_is_not_dead() -> None:
             assert (reader.run(kept, "held") == 1).all()
         finally:
             os.close(pidfd)
+
+
+def test_a_reader_whose_words_are_impossible_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """It claims to have released what was never published: its slot stays taken, the others' go on."""
+    with queue_of(2) as (writer, readers):
+        segment = writer._end.segment
+        writer.enqueue(image(1))
+        held = [reader.dequeue(30) for reader in readers]
+        [slot] = writer._end.slots._sent
+        at = segment.layout.done_offset + segment.layout.row_bytes + 8 * slot
+        del held
+        segment.mapping.control[at + 6] = b"\x01"
+        with caplog.at_level(logging.WARNING, "arena"):
+            for value in range(2, 2 + 2 * SMALL.slots):
+                writer.enqueue(image(value))
+                for reader in readers:
+                    received: Any = reader.dequeue(30)
+                    assert (received == value).all()
+                    del received
+            writer.reap()
+        assert re.findall(r"the words of rank \d \(pid \d+\)", caplog.text) == [f"the words of rank 1 (pid {os.getpid()})"]
+        assert writer.statistics().slots_free == SMALL.slots - 1
