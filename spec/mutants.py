@@ -32,7 +32,7 @@ from spec.mutants_python import Mutant, mutants_of
 from spec.mutants_run import ROOT, TimedTest, Tree
 
 HEADER = "csrc/arena_atomics.h"
-CODE_NAMES = ("ring.c", "record.c", "slots.c", "objects.c", "lease.c", "gates.c", "internal.h")
+CODE_NAMES = ("ring.c", "record.c", "slots.c", "objects.c", "lease.c", "lease_type.c", "gates.c", "internal.h")
 CODE = tuple(f"csrc/arena_{name}" for name in CODE_NAMES)
 PROTOCOL = ("slots", "ring", "extents", "objects", "members", "eviction", "warmth")
 PYTHON = (*(f"arena/protocol/{name}.py" for name in PROTOCOL), "arena/message/leases.py")
@@ -52,7 +52,8 @@ TESTS = tuple(
     f"tests/{name}.py"
     for name in (
         "spec/test_accesses", "spec/test_slot_writer", "spec/test_object_writer", "spec/test_ring_ends",
-        "spec/test_members_alone", "spec/test_decoder_alone", "spec/test_lockstep_ring", "spec/test_lockstep",
+        "spec/test_members_alone", "spec/test_decoder_alone", "spec/test_cut_short_alone", "spec/test_gates_alone",
+        "spec/test_lockstep_ring", "spec/test_lockstep",
         "spec/test_lockstep_objects", "spec/test_lockstep_gates", "spec/test_lockstep_queue", "spec/test_contracts",
         "test_extents", "test_extents_in_chunks", "test_extents_restored", "test_cache_eviction",
         "test_cache_eviction_placings", "test_members", "test_leases", "test_gates", "test_cache_objects",
@@ -63,7 +64,7 @@ SLOW_S = 5.0  # a test that takes longer is run with --all-detectors only
 ENDS = ("test_accesses", "test_ring_ends", "test_slot_writer", "test_object_writer", "test_members_alone")
 EVERYWHERE = (*ENDS, "test_leases", "test_queue", "test_deaths")
 OBJECTS = ("test_object_writer", "test_lockstep_objects", "test_cache_objects", "test_cache_readers")
-GATES = ("test_lockstep_gates", "test_gates")
+GATES = ("test_gates_alone", "test_lockstep_gates", "test_gates")
 SEES = {
     **dict.fromkeys((HEADER, *MODEL), ()),
     "csrc/arena_ring.c": (*EVERYWHERE, "test_lockstep_ring", "test_lockstep_queue"),

@@ -140,3 +140,19 @@ def test_a_payload_that_is_late_leaves_the_record_and_a_failure_releases(
     with pytest.raises(error):
         decode(decoder, head, receive)
     assert writer.collect() == (0 if is_kept else 1)
+    assert decoder.is_spent is not is_kept
+
+
+def test_a_record_that_was_decoded_is_spent(writer: SlotWriter, decoder: Decoder) -> None:
+    assert not decoder.is_spent
+    assert decode(decoder, b"".join(parts_of([], []))) == []  # a pickle and nothing else
+    assert decoder.is_spent
+    decoder.is_spent = False
+    head, *frames = parts_of([sent(writer)], [Buffer(Kind.SLOT_BYTES, 0, 0, 100)], (), OUT_OF_BAND)
+
+    def receive(number: int, n_frames: int) -> Sequence[memoryview]:
+        assert not decoder.is_spent  # it may still be late
+        return [memoryview(frame) for frame in frames]
+
+    decode(decoder, head, receive)
+    assert decoder.is_spent

@@ -300,6 +300,18 @@ def test_what_waiting_for_a_record_comes_to(segment: Any, writer: RingWriter) ->
     assert reader.closed
 
 
+def test_who_need_not_wait_leaves_its_park_word_alone(segment: Any, writer: RingWriter) -> None:
+    reader = admitted(segment, writer, 0)
+    word(segment, park(0), 4, value=7)
+    assert reader.wait(0, 0) is Outcome.EMPTY
+    assert word(segment, park(0), 4) == 7
+    word(segment, park(0), 4, value=0)
+    assert send(writer) is Outcome.OK
+    word(segment, park(0), 4, value=7)
+    assert reader.wait(0, FOREVER_US) is Outcome.OK
+    assert word(segment, park(0), 4) == 7
+
+
 def test_a_joiner_waits_for_its_admission_until_somebody_shuts_down(segment: Any, writer: RingWriter) -> None:
     reader, other = joining(segment, 0), joining(segment, 1)
     assert reader.wait_admission(1) is Outcome.EMPTY
