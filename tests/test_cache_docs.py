@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,9 @@ EXAMPLE = ROOT / "examples" / "object_cache.py"
 
 
 def test_the_example_runs_without_a_word_on_stderr() -> None:
-    done = subprocess.run([sys.executable, "-W", "error", str(EXAMPLE)], capture_output=True, text=True, timeout=250)
+    command = [sys.executable, "-W", "error", str(EXAMPLE)]
+    whole_lines = {**os.environ, "PYTHONUNBUFFERED": ""}  # else two processes may write a line and its end by turns
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=whole_lines)
     assert (done.returncode, done.stderr) == (0, "")
     means = {0: "0.50", 1: "0.65", 2: "0.50"}
     got = {f"worker {rank}: request {request}, mean {mean}" for rank in range(2) for request, mean in means.items()}

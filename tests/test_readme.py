@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,9 @@ EXAMPLE = ROOT / "examples" / "engine_and_workers.py"
 
 
 def test_the_example_runs_without_a_word_on_stderr() -> None:
-    done = subprocess.run([sys.executable, "-W", "error", str(EXAMPLE)], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-W", "error", str(EXAMPLE)]
+    whole_lines = {**os.environ, "PYTHONUNBUFFERED": ""}  # else two processes may write a line and its end by turns
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=whole_lines)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == [
         "1 buffer went through the arena",
