@@ -56,15 +56,16 @@ TESTS = tuple(
         "spec/test_lockstep_ring", "spec/test_lockstep",
         "spec/test_lockstep_objects", "spec/test_lockstep_gates", "spec/test_lockstep_queue", "spec/test_contracts",
         "test_extents", "test_extents_in_chunks", "test_extents_restored", "test_cache_eviction",
-        "test_cache_eviction_placings", "test_members", "test_leases", "test_gates", "test_cache_objects",
-        "test_cache_readers", "test_codec", "test_queue", "test_turns", "test_deaths",
+        "test_cache_eviction_placings", "test_members", "test_leases", "test_gates", "test_gates_pinning",
+        "test_gates_closing", "test_cache_objects", "test_cache_readers", "test_codec", "test_queue", "test_turns",
+        "test_deaths",
     )
 )  # fmt: skip
 SLOW_S = 5.0  # a test that takes longer is run with --all-detectors only
 ENDS = ("test_accesses", "test_ring_ends", "test_slot_writer", "test_object_writer", "test_members_alone")
 EVERYWHERE = (*ENDS, "test_leases", "test_queue", "test_deaths")
 OBJECTS = ("test_object_writer", "test_lockstep_objects", "test_cache_objects", "test_cache_readers")
-GATES = ("test_gates_alone", "test_lockstep_gates", "test_gates")
+GATES = ("test_gates_alone", "test_lockstep_gates", "test_gates", "test_gates_pinning", "test_gates_closing")
 SEES = {
     **dict.fromkeys((HEADER, *MODEL), ()),
     "csrc/arena_ring.c": (*EVERYWHERE, "test_lockstep_ring", "test_lockstep_queue"),
