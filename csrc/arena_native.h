@@ -72,6 +72,10 @@ int arena_bind_thread(int mode, const uint64_t *nodes, uint32_t n_words);
 int arena_discard(char *address, uint64_t nbytes);
 int arena_advise_huge(char *address, uint64_t nbytes);
 
+/* ---- what can be had now ---- */
+int arena_try_threads(uint32_t n, uint64_t headroom_bytes);
+uint32_t arena_try_descriptors(uint32_t n);
+
 /* ---- traces ---- */
 int arena_trace_open(arena_mapping *m, int fd, uint64_t capacity);
 int64_t arena_trace_begin(arena_mapping *m, uint32_t action, uint64_t a, uint64_t b, uint64_t c);

@@ -7,7 +7,7 @@ from cffi import FFI
 HERE = Path("csrc")
 SOURCES = [
     "arena_steps.c", "arena_trace.c", "arena_map.c", "arena_copy.c", "arena_ring.c", "arena_record.c", "arena_slots.c",
-    "arena_objects.c", "arena_lease.c", "arena_lease_type.c", "arena_tensors.c", "arena_gates.c",
+    "arena_objects.c", "arena_lease.c", "arena_lease_type.c", "arena_tensors.c", "arena_gates.c", "arena_probe.c",
 ]  # fmt: skip
 
 

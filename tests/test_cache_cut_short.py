@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import errno
-import inspect
 import math
 import sys
 import threading
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from cache_support import PAGE, cache_of, is_there, pages, put
+from cut_support import Cut, back_edges, interrupted_at
 from support import WATCHDOG_S, in_thread, may_be_lost, queue_of
 
 import arena
@@ -127,17 +127,6 @@ def test_one_loan_that_two_threads_put_is_one_object() -> None:
 # ---- exceptions -----------------------------------------------------------------------------------------------------
 
 
-class Cut(BaseException):
-    """What a signal handler raises."""
-
-
-@cache
-def back_edges(code: CodeType) -> frozenset[int]:
-    """Where loops go back."""
-    names = {step.offset: step.opname for step in dis.get_instructions(code)}
-    return frozenset(at for at, name in names.items() if "JUMP_BACKWARD" in name or name == "JUMP_ABSOLUTE")
-
-
 @cache
 def places(code: CodeType) -> frozenset[int]:
     """Where the interpreter runs signal handlers: behind calls, at the start of a function, and where a loop goes back."""
@@ -149,28 +138,49 @@ def places(code: CodeType) -> frozenset[int]:
     return back_edges(code) | behind
 
 
-def cut_at(place: int, call: Callable[[], object]) -> bool:
-    """Calls a function and raises in it, at the n-th place where a signal handler can; whether it came so far."""
-    left = place
+sys._getframe().f_trace_opcodes = True  # Python 3.12 heeds it, in any frame, only if some frame had it when tracing began
 
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
+
+def step_by_step(frame: FrameType, trace: Callable[[FrameType, str, Any], Any]) -> None:
+    """Each instruction of a frame is an event; Python 3.13 heeds that only of a frame that has its function already."""
+    frame.f_trace = trace
+    frame.f_trace_opcodes, frame.f_trace_lines = True, False
+
+
+def cut_at(place: int, call: Callable[[], object]) -> bool:
+    """Calls a function and raises in it, at the n-th place where a signal handler can; whether it came so far.
+
+    Behind each C function that returns to our code there is a place. The profiler sees them without the tracer's help:
+    where it sees more, the tracer has missed some.
+    """
+    left, returned = place, 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
         here = places(frame.f_code)
         if not here:
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        step_by_step(frame, trace)
         if event == "opcode" and frame.f_lasti in here:
             left -= 1
             if left == -1:
                 raise Cut
         return trace
 
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal returned
+        returned += event == "c_return" and bool(places(frame.f_code))
+
     with may_be_lost(Cut), suppress(Cut):
         sys.settrace(trace)
+        sys.setprofile(profile)
         try:
             call()
         finally:
+            sys.setprofile(None)
             sys.settrace(None)
+    print(f"{returned} C functions returned, {place - left} places")
+    assert left < 0 or place - left >= returned > 0
     return left < 0
 
 
@@ -265,38 +275,6 @@ def test_an_exception_anywhere_in_undoing_a_put_loses_nothing(monkeypatch: pytes
             assert (writer.statistics().slots_free, writer.statistics().bytes_in_use) == (SLOTS, 0), place
             place += 1
         assert place > 30
-
-
-def interrupted_at(place: int, call: Callable[[], object]) -> bool:
-    """As ``cut_at``, in whatever code, and not a step later than a signal handler would raise."""
-    left = place
-
-    def arrive() -> None:
-        nonlocal left
-        left -= 1
-        if left == -1:
-            raise Cut
-
-    def profile(frame: FrameType, event: str, _: object) -> None:
-        is_generators = event != "c_return" and frame.f_code.co_flags & inspect.CO_GENERATOR  # no handler runs in a close
-        if event in ("call", "return", "c_return") and not is_generators and frame.f_code.co_filename != __file__:
-            arrive()
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode" and frame.f_lasti in back_edges(frame.f_code):
-            arrive()
-        return trace
-
-    with may_be_lost(Cut), suppress(Cut):
-        sys.settrace(trace)
-        sys.setprofile(profile)
-        try:
-            call()
-        finally:
-            sys.setprofile(None)
-            sys.settrace(None)
-    return left < 0
 
 
 @pytest.mark.parametrize("access", ["shared", "private"])

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import resource
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from arena.errors import CapacityError
 from arena.shm.descriptors import no_fork
+from arena.shm.native import lib
 
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT})
 """What the kernel says where there is no more of something."""
@@ -73,19 +72,13 @@ def require_descriptors(n: int, what: str) -> None:
     Raises:
         CapacityError: they cannot; the text has the numbers.
     """
-    opened: list[int] = []
     with no_fork():
-        try:
-            while len(opened) < n:
-                opened.append(os.open("/", os.O_PATH | os.O_CLOEXEC))
-        except OSError as error:
-            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            raise CapacityError(
-                f"{what} takes {n} descriptors, and {len(opened)} are left of {limit} (ulimit -n): close some, or raise it"
-            ) from error
-        finally:
-            for fd in opened:
-                os.close(fd)
+        found = lib.arena_try_descriptors(n)
+    if found < n:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise CapacityError(
+            f"{what} takes {n} descriptors, and {found} are left of {limit} (ulimit -n): close some, or raise it"
+        )
 
 
 def require_threads(n: int, what: str) -> None:
@@ -94,25 +87,9 @@ def require_threads(n: int, what: str) -> None:
     Raises:
         CapacityError: there is none.
     """
-    end = threading.Event()
-    started: list[threading.Thread] = []
-    try:
-        with mmap.mmap(-1, HEADROOM_BYTES):
-            while len(started) <= n:  # one more: a stack may be freed a moment later than its thread ends
-                thread = threading.Thread(target=_wait, args=(end,), name="arena-probe", daemon=True)
-                thread.start()
-                started.append(thread)
-    except (RuntimeError, MemoryError, OSError) as error:
+    error = lib.arena_try_threads(n + 1, HEADROOM_BYTES)  # one more: the kernel counts one a moment longer than it runs
+    if error:
         raise CapacityError(
-            f"{what} takes {n} threads, and there is no memory for them ({error}): raise ulimit -v or ulimit -u, or the "
-            "container's limits"
-        ) from error
-    finally:
-        end.set()
-        for thread in started:
-            thread.join()
-
-
-def _wait(end: threading.Event) -> None:
-    bytes(1 << 16)  # takes this thread's part of the heap, which the next threads are given again
-    end.wait()
+            f"{what} takes {n} threads, and there is no memory for them ({os.strerror(error)}): raise ulimit -v or "
+            "ulimit -u, or the container's limits"
+        )

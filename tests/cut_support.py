@@ -1,0 +1,57 @@
+"""Exceptions at every place where a signal handler can raise one."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+from support import may_be_lost
+
+
+class Cut(BaseException):
+    """What a signal handler raises."""
+
+
+@cache
+def back_edges(code: CodeType) -> frozenset[int]:
+    """Where loops go back."""
+    names = {step.offset: step.opname for step in dis.get_instructions(code)}
+    return frozenset(at for at, name in names.items() if "JUMP_BACKWARD" in name or name == "JUMP_ABSOLUTE")
+
+
+def interrupted_at(place: int, call: Callable[[], object]) -> bool:
+    """Calls a function and raises ``Cut`` in it, or in what it calls, at the n-th such place; whether it came so far."""
+    left = place
+
+    def arrive() -> None:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            raise Cut
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        is_generators = event != "c_return" and frame.f_code.co_flags & inspect.CO_GENERATOR  # no handler runs in a close
+        if event in ("call", "return", "c_return") and not is_generators and frame.f_code.co_filename != __file__:
+            arrive()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode" and frame.f_lasti in back_edges(frame.f_code):
+            arrive()
+        return trace
+
+    with may_be_lost(Cut), suppress(Cut):
+        sys.settrace(trace)
+        sys.setprofile(profile)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+            sys.settrace(None)
+    return left < 0
