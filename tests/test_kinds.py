@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kinds import difference
+from kinds_compared import difference
 from support import dequeue, dequeue_bytes, queue_of, readers_of, settle
 
 from arena import ArenaConfig, MessageQueue
