@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Copies into the arena.  Which loop when is measured (docs/performance.md): glibc streams from
- * about 24 MB on; between 2 and 24 MB a plain loop of streaming stores is 1.3 to 2 times faster; below
- * that a streamed copy costs its first reader what it saves the writer.
+ * about 24 MB on; between 2 and 24 MB a loop of streaming stores is 1.3 to 2 times faster; below that
+ * a streamed copy costs its first reader what it saves the writer.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -22,22 +22,33 @@
 #define THREADS_MAX 64
 
 #ifdef __SSE2__
-/* Whole cache lines per iteration: part of a line per turn falls to a sixth of the speed. */
+/* A whole cache line: part of a line per turn falls to a sixth of the speed. */
+static inline void stream_line(char *to, const char *from) {
+    __m128i a = _mm_loadu_si128((const __m128i *)from);
+    __m128i b = _mm_loadu_si128((const __m128i *)(from + 16));
+    __m128i c = _mm_loadu_si128((const __m128i *)(from + 32));
+    __m128i d = _mm_loadu_si128((const __m128i *)(from + 48));
+    _mm_stream_si128((__m128i *)to, a);
+    _mm_stream_si128((__m128i *)(to + 16), b);
+    _mm_stream_si128((__m128i *)(to + 32), c);
+    _mm_stream_si128((__m128i *)(to + 48), d);
+}
+
+/* Two pages by turns, the next two fetched ahead: two threads that copy so need 0.62 of one memcpy's
+ * time, with one page after the other 0.67. */
 static void copy_streaming(char *to, const char *from, uint64_t nbytes) {
     uint64_t head = -(uintptr_t)to & 63;
     if (head > nbytes) head = nbytes;
     memcpy(to, from, head);
     to += head, from += head, nbytes -= head;
-    for (; nbytes >= 64; to += 64, from += 64, nbytes -= 64) {
-        __m128i a = _mm_loadu_si128((const __m128i *)from);
-        __m128i b = _mm_loadu_si128((const __m128i *)(from + 16));
-        __m128i c = _mm_loadu_si128((const __m128i *)(from + 32));
-        __m128i d = _mm_loadu_si128((const __m128i *)(from + 48));
-        _mm_stream_si128((__m128i *)to, a);
-        _mm_stream_si128((__m128i *)(to + 16), b);
-        _mm_stream_si128((__m128i *)(to + 32), c);
-        _mm_stream_si128((__m128i *)(to + 48), d);
-    }
+    for (; nbytes >= 2 * ARENA_PAGE; to += 2 * ARENA_PAGE, from += 2 * ARENA_PAGE, nbytes -= 2 * ARENA_PAGE)
+        for (const char *line = from; line < from + ARENA_PAGE; line += 64) {
+            _mm_prefetch(line + 2 * ARENA_PAGE, _MM_HINT_T0);
+            stream_line(to + (line - from), line);
+            _mm_prefetch(line + 3 * ARENA_PAGE, _MM_HINT_T0);
+            stream_line(to + (line - from) + ARENA_PAGE, line + ARENA_PAGE);
+        }
+    for (; nbytes >= 64; to += 64, from += 64, nbytes -= 64) stream_line(to, from);
     _mm_sfence(); /* streaming stores are not ordered by the release store that follows */
     memcpy(to, from, nbytes);
 }
