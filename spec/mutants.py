@@ -51,7 +51,8 @@ CHECKS = {"model": ("model",), "header": ("orders",), "code": (), "python": ()}
 TESTS = tuple(
     f"tests/{name}.py"
     for name in (
-        "spec/test_accesses", "spec/test_slot_writer", "spec/test_object_writer", "spec/test_ring_ends",
+        "spec/test_accesses", "spec/test_slot_writer", "spec/test_slots_owed", "spec/test_slot_pages",
+        "spec/test_slot_leases", "spec/test_object_writer", "spec/test_ring_ends",
         "spec/test_members_alone", "spec/test_decoder_alone", "spec/test_cut_short_alone", "spec/test_gates_alone",
         "spec/test_lockstep_ring", "spec/test_lockstep",
         "spec/test_lockstep_objects", "spec/test_lockstep_gates", "spec/test_lockstep_queue", "spec/test_contracts",
@@ -62,7 +63,8 @@ TESTS = tuple(
     )
 )  # fmt: skip
 SLOW_S = 5.0  # a test that takes longer is run with --all-detectors only
-ENDS = ("test_accesses", "test_ring_ends", "test_slot_writer", "test_object_writer", "test_members_alone")
+SLOTS = ("test_slot_writer", "test_slots_owed", "test_slot_pages", "test_slot_leases")
+ENDS = ("test_accesses", "test_ring_ends", *SLOTS, "test_object_writer", "test_members_alone")
 EVERYWHERE = (*ENDS, "test_leases", "test_queue", "test_deaths")
 OBJECTS = ("test_object_writer", "test_lockstep_objects", "test_cache_objects", "test_cache_readers")
 GATES = ("test_gates_alone", "test_lockstep_gates", "test_gates", "test_gates_pinning", "test_gates_closing")
@@ -73,7 +75,7 @@ SEES = {
     "csrc/arena_slots.c": (*EVERYWHERE, *OBJECTS, *GATES, "test_lockstep"),
     "csrc/arena_objects.c": OBJECTS,
     "csrc/arena_lease.c": ("test_decoder_alone", *EVERYWHERE, *OBJECTS, *GATES),
-    "csrc/arena_lease_type.c": ("test_decoder_alone", "test_slot_writer", "test_object_writer", "test_leases"),
+    "csrc/arena_lease_type.c": ("test_decoder_alone", *SLOTS, "test_object_writer", "test_leases"),
     "csrc/arena_tensors.c": ("test_decoder_alone", "test_leases", "test_kinds"),
     "csrc/arena_gates.c": GATES,
     "csrc/arena_internal.h": (*EVERYWHERE, *GATES),

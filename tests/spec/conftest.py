@@ -1,0 +1,25 @@
+"""A segment without a file and the writer of its slots, for the modules that have no other of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from lockstep_slots import AnonymousSegment
+
+from arena.protocol.slots import SlotWriter
+from arena.shm.layout import PAGE, Layout
+
+
+@pytest.fixture
+def segment() -> Iterator[AnonymousSegment]:
+    """Two readers, four slots, eight pages."""
+    with closing(AnonymousSegment(Layout(2, 4, PAGE, 8 * PAGE))) as made:
+        yield made
+
+
+@pytest.fixture
+def writer(segment: Any) -> SlotWriter:
+    return SlotWriter(segment)
