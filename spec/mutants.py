@@ -58,20 +58,21 @@ TESTS = tuple(
         "spec/test_lockstep_objects", "spec/test_lockstep_gates", "spec/test_lockstep_queue", "spec/test_contracts",
         "test_extents", "test_extents_in_chunks", "test_extents_restored", "test_cache_eviction",
         "test_cache_eviction_placings", "test_members", "test_leases", "test_gates", "test_gates_pinning",
-        "test_gates_closing", "test_cache_objects", "test_cache_readers", "test_codec", "test_queue", "test_turns",
-        "test_deaths",
+        "test_gates_closing", "test_cache_objects", "test_cache_readers", "test_codec", "test_queue", "test_queue_failures",
+        "test_queue_shutdown", "test_turns", "test_deaths",
     )
 )  # fmt: skip
 SLOW_S = 5.0  # a test that takes longer is run with --all-detectors only
 SLOTS = ("test_slot_writer", "test_slots_owed", "test_slot_pages", "test_slot_leases")
 ENDS = ("test_accesses", "test_ring_ends", *SLOTS, "test_object_writer", "test_members_alone")
-EVERYWHERE = (*ENDS, "test_leases", "test_queue", "test_deaths")
+QUEUE = ("test_queue", "test_queue_failures", "test_queue_shutdown")
+EVERYWHERE = (*ENDS, "test_leases", *QUEUE, "test_deaths")
 OBJECTS = ("test_object_writer", "test_lockstep_objects", "test_cache_objects", "test_cache_readers")
 GATES = ("test_gates_alone", "test_lockstep_gates", "test_gates", "test_gates_pinning", "test_gates_closing")
 SEES = {
     **dict.fromkeys((HEADER, *MODEL), ()),
     "csrc/arena_ring.c": (*EVERYWHERE, "test_lockstep_ring", "test_lockstep_queue"),
-    "csrc/arena_record.c": ("test_codec", "test_queue"),
+    "csrc/arena_record.c": ("test_codec", *QUEUE),
     "csrc/arena_slots.c": (*EVERYWHERE, *OBJECTS, *GATES, "test_lockstep"),
     "csrc/arena_objects.c": OBJECTS,
     "csrc/arena_lease.c": ("test_decoder_alone", *EVERYWHERE, *OBJECTS, *GATES),
