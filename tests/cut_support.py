@@ -25,6 +25,15 @@ def back_edges(code: CodeType) -> frozenset[int]:
     return frozenset(at for at, name in names.items() if "JUMP_BACKWARD" in name or name == "JUMP_ABSOLUTE")
 
 
+sys._getframe().f_trace_opcodes = True  # Python 3.12 heeds it, in any frame, only if some frame had it when tracing began
+
+
+def step_by_step(frame: FrameType, trace: Callable[[FrameType, str, Any], Any]) -> None:
+    """Each instruction of a frame is an event; Python 3.13 heeds that only of a frame that has its function already."""
+    frame.f_trace = trace
+    frame.f_trace_opcodes, frame.f_trace_lines = True, False
+
+
 def interrupted_at(place: int, call: Callable[[], object]) -> bool:
     """Calls a function and raises ``Cut`` in it, or in what it calls, at the n-th such place; whether it came so far."""
     left = place
@@ -41,7 +50,7 @@ def interrupted_at(place: int, call: Callable[[], object]) -> bool:
             arrive()
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        step_by_step(frame, trace)
         if event == "opcode" and frame.f_lasti in back_edges(frame.f_code):
             arrive()
         return trace
