@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from cut_support import step_by_step
 from slots_support import sent
 
 from arena.errors import CorruptError
@@ -52,7 +53,7 @@ def test_no_exception_keeps_a_lease(segment: Any, whose: str) -> None:
     while raised := raised_at(len(kept), call):
         kept.append(raised)
         assert lib.arena_grants_live() == 0, len(kept)
-    assert len(kept) > 5
+    assert len(kept) > 5, "an instruction for each argument of the native call, and more"
 
 
 class Raised(BaseException):
@@ -67,7 +68,7 @@ def raised_at(place: int, call: Callable[[], object]) -> BaseException | None:
         nonlocal left
         if frame.f_code.co_filename != slots.__file__:
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        step_by_step(frame, trace)
         if event == "opcode":
             left -= 1
             if left == -1:
