@@ -5,7 +5,6 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -20,25 +19,26 @@
 #define POPULATE_BYTES (32u << 20) /* per call, so that a signal is not held up */
 
 static _Atomic int64_t maps_live;
-static pthread_mutex_t guard_lock = PTHREAD_MUTEX_INITIALIZER;
-static volatile int *guard;
+static volatile int *_Atomic guard;
 
 /* One page that fork wipes: a finalizer reads it and is inert in a child.  getpid() would be a
- * system call, and would not notice a raw clone.  A child that maps anew gets a page of its own. */
+ * system call, and would not notice a raw clone.  A child that maps anew gets a page of its own; no lock,
+ * which a fork would leave locked in the child. */
 static volatile int *alive_page(void) {
-    pthread_mutex_lock(&guard_lock);
-    if (!guard || !*guard) {
-        int *page = mmap(NULL, ARENA_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (page == MAP_FAILED || madvise(page, ARENA_PAGE, MADV_WIPEONFORK) != 0) {
-            if (page != MAP_FAILED) munmap(page, ARENA_PAGE);
-            pthread_mutex_unlock(&guard_lock);
-            return NULL;
-        }
-        *page = 1;
-        guard = page;
+    volatile int *page = atomic_load(&guard);
+    if (page && *page) return page;
+    int *mine = mmap(NULL, ARENA_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mine == MAP_FAILED) return NULL;
+    if (madvise(mine, ARENA_PAGE, MADV_WIPEONFORK) != 0) {
+        int error = errno;
+        munmap(mine, ARENA_PAGE);
+        errno = error;
+        return NULL;
     }
-    pthread_mutex_unlock(&guard_lock);
-    return guard;
+    *mine = 1;
+    if (atomic_compare_exchange_strong(&guard, &page, mine)) return mine;
+    munmap(mine, ARENA_PAGE);
+    return page; /* another thread's, which was faster */
 }
 
 static char *map_part(int fd, uint64_t nbytes, uint64_t offset, int protection, int flags) {
