@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import pytest
 from device_support import PAGE, SEED, Memory
 from pinning_support import ROWS, Stalled, make
+from support import in_thread
 
 from arena.config import Pin
 from arena.device.interface import ERROR_OUT_OF_MEMORY
 from arena.device.simulated import SimulatedDevice
-
-
-def in_thread(function: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
-    result: list[object] = []
-    thread = threading.Thread(target=lambda: result.append(function()), daemon=True)
-    thread.start()
-    return thread, result
 
 
 def test_while_the_driver_works_every_question_is_answered(memory: Memory) -> None:
@@ -28,7 +21,7 @@ def test_while_the_driver_works_every_question_is_answered(memory: Memory) -> No
     assert pinning.ensure(0, PAGE)
     device.go_on.clear()
     device.reached.clear()
-    thread, result = in_thread(lambda: pinning.ensure(2 * PAGE, PAGE))
+    ensured = in_thread(lambda: pinning.ensure(2 * PAGE, PAGE))
     device.reached.wait()
     assert pinning.ensure(0, PAGE)
     assert not pinning.is_pinned(2 * PAGE, PAGE)
@@ -37,8 +30,7 @@ def test_while_the_driver_works_every_question_is_answered(memory: Memory) -> No
     assert pinning.reason_unpinned is None
     assert len(pinning.split(0, memory.nbytes)) == 4
     device.go_on.set()
-    thread.join()
-    assert result == [True]
+    assert ensured() is True
 
 
 def test_while_pages_are_taken_every_question_is_answered(device: SimulatedDevice, memory: Memory) -> None:
@@ -49,12 +41,11 @@ def test_while_pages_are_taken_every_question_is_answered(device: SimulatedDevic
         go_on.wait()
 
     pinning = make(device, memory, populate=populate)
-    thread, result = in_thread(lambda: pinning.ensure(0, PAGE))
+    ensured = in_thread(lambda: pinning.ensure(0, PAGE))
     reached.wait()
     assert not pinning.is_pinned(0, PAGE)
     go_on.set()
-    thread.join()
-    assert result == [True]
+    assert ensured() is True
 
 
 def test_a_ticker_thread_ticks_through_a_registration_that_waits_for_it(memory: Memory) -> None:
@@ -73,24 +64,22 @@ def test_a_ticker_thread_ticks_through_a_registration_that_waits_for_it(memory: 
             ticks += 1
 
     ticks, stop = 0, threading.Event()
-    ticker, _ = in_thread(tick)
+    ticked = in_thread(tick)
     try:
         assert make(Sleeping(), memory, "eager").ensure(0, PAGE)
     finally:
         stop.set()
-        ticker.join()
+        ticked()
     assert ticks >= 20 * 4
 
 
 def test_two_threads_that_need_one_chunk_register_it_once(memory: Memory) -> None:
     device = Stalled()
     pinning = make(device, memory)
-    threads = [in_thread(lambda: pinning.ensure(0, 2 * PAGE)) for _ in range(4)]
+    ensured = [in_thread(lambda: pinning.ensure(0, 2 * PAGE)) for _ in range(4)]
     device.reached.wait()
     device.go_on.set()
-    for thread, result in threads:
-        thread.join()
-        assert result == [True]
+    assert [join() for join in ensured] == [True] * 4
     assert device.calls == ["register"]
 
 
@@ -99,29 +88,26 @@ def test_a_chunk_that_is_undone_was_never_taken_for_pinned(memory: Memory) -> No
     device = Stalled()
     device.fail("register", ERROR_OUT_OF_MEMORY, nth=2)
     pinning = make(device, memory)
-    thread, both = in_thread(lambda: pinning.ensure(0, 4 * PAGE))
+    both = in_thread(lambda: pinning.ensure(0, 4 * PAGE))
     device.reached.wait()
-    other, first = in_thread(lambda: pinning.ensure(0, PAGE))
+    first = in_thread(lambda: pinning.ensure(0, PAGE))
     device.go_on.set()
-    thread.join()
-    other.join()
-    assert (both, first) == ([False], [False])
+    assert (both(), first()) == (False, False)
 
 
 @pytest.mark.parametrize("pin", ["auto", "background"])
 def test_unpinning_waits_for_a_registration_and_undoes_it(memory: Memory, pin: Pin) -> None:
     device = Stalled()
     pinning = make(device, memory, pin)
-    thread, _ = in_thread(lambda: pinning.ensure(0, memory.nbytes))
+    ensured = in_thread(lambda: pinning.ensure(0, memory.nbytes))
     device.reached.wait()
-    unpinning, result = in_thread(pinning.unpin)
+    unpinned = in_thread(pinning.unpin)
     while not pinning._closed:
         threading.Event().wait(0.001)
     assert device.registered == {}
     device.go_on.set()
-    unpinning.join()
-    thread.join()
-    assert result == [True]
+    assert unpinned() is True
+    ensured()
     assert device.registered == {}
     assert device.calls == ["register", "unregister"]  # and no further chunk was begun
 
@@ -136,13 +122,11 @@ def test_two_threads_that_unpin_undo_each_chunk_once(memory: Memory) -> None:
     device, reached, go_on = Slow(SEED), threading.Event(), threading.Event()
     pinning = make(device, memory)
     pinning.ensure(0, PAGE)
-    threads = [in_thread(pinning.unpin)]
+    unpinned = [in_thread(pinning.unpin)]
     reached.wait()
-    threads.append(in_thread(pinning.unpin))
+    unpinned.append(in_thread(pinning.unpin))
     go_on.set()
-    for thread, result in threads:
-        thread.join()
-        assert result == [True]
+    assert [join() for join in unpinned] == [True] * 2
     assert device.calls == ["register", "unregister"]
 
 
@@ -157,11 +141,11 @@ def test_threads_that_use_fail_and_unpin_leave_nothing_registered(memory: Memory
         together.wait()
         return all(pinning.ensure((first + page) % ROWS * PAGE, PAGE) for page in range(ROWS))
 
-    threads = [in_thread(lambda first=first: use(first)) for first in range(4)]  # type: ignore[misc]
+    used = [in_thread(lambda first=first: use(first)) for first in range(4)]  # type: ignore[misc]
     together.wait()
-    unpinned, result = in_thread(pinning.unpin)
-    for thread, _ in [*threads, (unpinned, result)]:
-        thread.join()
-    assert result == [True]
+    unpinned = in_thread(pinning.unpin)
+    for join in used:
+        join()
+    assert unpinned() is True
     assert device.registered == {}
     assert device.calls.count("register") - device.calls.count("drain_error") == device.calls.count("unregister")
