@@ -1,4 +1,4 @@
-"""A segment without a file and the writer of its slots, for the modules that have no other of their own."""
+"""A segment without a file, the writer of its slots, and of objects in them, for modules that have no other of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from lockstep_slots import AnonymousSegment
 
+from arena.protocol.objects import ObjectWriter
 from arena.protocol.slots import SlotWriter
 from arena.shm.layout import PAGE, Layout
 
@@ -23,3 +24,14 @@ def segment() -> Iterator[AnonymousSegment]:
 @pytest.fixture
 def writer(segment: Any) -> SlotWriter:
     return SlotWriter(segment)
+
+
+@pytest.fixture
+def slots(writer: SlotWriter) -> SlotWriter:
+    """The same, beside ``objects``."""
+    return writer
+
+
+@pytest.fixture
+def objects(segment: Any, slots: SlotWriter) -> ObjectWriter:
+    return ObjectWriter(segment, slots)

@@ -16,6 +16,12 @@ def claimed(writer: SlotWriter, nbytes: int = PAGE) -> int:
     return slot
 
 
+def lent(writer: SlotWriter) -> int:
+    slot = claimed(writer)
+    writer.loan(slot)
+    return slot
+
+
 def sent(writer: SlotWriter, position: int = 0, members: int = BOTH) -> int:
     slot = claimed(writer)
     writer.publish([slot], members)

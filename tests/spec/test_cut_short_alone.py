@@ -5,24 +5,17 @@ One process and anonymous memory; the place is made to raise, once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from lockstep_slots import AnonymousSegment
+from slots_support import claimed, lent
 
 from arena.protocol.objects import ObjectReader, ObjectWriter
 from arena.protocol.ring import RingWriter
 from arena.protocol.slots import Grant, SlotWriter, State
-from arena.shm.layout import PAGE, Layout
+from arena.shm.layout import PAGE
 from arena.shm.native import ffi, lib
-
-
-@pytest.fixture
-def segment() -> Iterator[AnonymousSegment]:
-    with closing(AnonymousSegment(Layout(2, 3, PAGE, 4 * PAGE))) as made:
-        yield made
 
 
 class Cut(dict[int, Any]):
@@ -32,33 +25,29 @@ class Cut(dict[int, Any]):
         raise KeyboardInterrupt
 
 
-def sent(writer: SlotWriter, slot: int) -> None:
+def send(writer: SlotWriter, slot: int) -> None:
     writer.publish([slot], 0)  # nobody is required: it is free at the next look
     writer.enqueue([slot], 0)
 
 
-def lent(writer: SlotWriter, slot: int) -> None:
+def lend_and_drop(writer: SlotWriter, slot: int) -> None:
     writer.loan(slot)
-    writer.required[slot] = 0  # dropped
+    writer.required[slot] = 0
 
 
-@pytest.mark.parametrize(("where", "busy"), [("_sent", sent), ("_loans", lent)])
+@pytest.mark.parametrize(("where", "busy"), [("_sent", send), ("_loans", lend_and_drop)])
 def test_a_slot_that_was_half_freed_is_free_once(
-    segment: Any, where: str, busy: Callable[[SlotWriter, int], None]
+    writer: SlotWriter, where: str, busy: Callable[[SlotWriter, int], None]
 ) -> None:
-    writer = SlotWriter(segment)
-    slot, other = writer.claim(PAGE), writer.claim(PAGE)
-    assert isinstance(slot, int)
-    assert isinstance(other, int)
+    slot, other = claimed(writer), claimed(writer)
     busy(writer, slot)
     setattr(writer, where, Cut(getattr(writer, where)))
     with pytest.raises(KeyboardInterrupt):
         writer.free(slot)
-    assert writer.usage() == (2, PAGE)
+    assert writer.usage() == (3, PAGE)
     assert writer.collect() == 0
-    assert writer.usage() == (2, PAGE)
-    claims = [writer.claim(PAGE) for _ in range(2)]
-    assert sorted([*claims, other]) == [0, 1, 2]  # type: ignore[type-var]
+    assert writer.usage() == (3, PAGE)
+    assert sorted([other, *(claimed(writer) for _ in range(3))]) == [0, 1, 2, 3]
 
 
 def test_no_process_is_watched_while_the_list_of_them_changes(segment: Any) -> None:
@@ -81,26 +70,9 @@ def test_no_process_is_watched_while_the_list_of_them_changes(segment: Any) -> N
 # ---- objects ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def slots(segment: Any) -> SlotWriter:
-    return SlotWriter(segment)
-
-
-@pytest.fixture
-def objects(segment: Any, slots: SlotWriter) -> ObjectWriter:
-    return ObjectWriter(segment, slots)
-
-
 def taken(objects: ObjectWriter) -> int:
     slot = objects.claim(PAGE)
     assert isinstance(slot, int)
-    return slot
-
-
-def a_loan(slots: SlotWriter) -> int:
-    slot = slots.claim(PAGE)
-    assert isinstance(slot, int)
-    slots.loan(slot)
     return slot
 
 
@@ -112,8 +84,7 @@ def dropped(slots: SlotWriter, slot: int, generation: int) -> None:
 def test_a_claimed_slot_is_given_up_at_once(slots: SlotWriter, objects: ObjectWriter) -> None:
     objects.give_up(taken(objects))
     assert slots.states[0] is State.FREE
-    slot = slots.claim(PAGE)
-    assert isinstance(slot, int)
+    slot = claimed(slots)
     objects.give_up(slot)  # cut short before it became an object's
     assert (slots.states[0], objects.n_slots) == (State.FREE, 0)
 
@@ -134,7 +105,7 @@ def test_what_is_open_is_evicted_when_it_is_given_up(segment: Any, slots: SlotWr
 
 
 def test_a_loan_that_was_taken_over_is_given_up_when_its_tensor_is_gone(slots: SlotWriter, objects: ObjectWriter) -> None:
-    slot = a_loan(slots)
+    slot = lent(slots)
     generation = slots.generations[slot]
     assert objects.adopt(slot)
     objects.give_up(slot)
@@ -145,11 +116,11 @@ def test_a_loan_that_was_taken_over_is_given_up_when_its_tensor_is_gone(slots: S
 
 
 def test_a_slot_that_was_not_taken_is_not_given_up(slots: SlotWriter, objects: ObjectWriter) -> None:
-    slot = a_loan(slots)
+    slot = lent(slots)
     objects.give_up(slot)
     assert slots.states[slot] is State.LOANED
     objects.give_up(1)
-    assert slots.usage() == (2, PAGE)
+    assert slots.usage() == (3, PAGE)
 
 
 def test_a_slot_whose_draining_was_cut_short_and_that_is_another_objects_is_given_up(
@@ -173,7 +144,7 @@ def test_a_scan_that_was_cut_short_frees_nothing_twice(slots: SlotWriter, object
     before = slots.states[grant.slot]
     objects.scan()
     assert slots.states[grant.slot] is before
-    assert slots.usage() == ((2, PAGE) if is_taken else (3, 0))
+    assert slots.usage() == ((3, PAGE) if is_taken else (4, 0))
     assert len(set(slots._free)) == len(slots._free)
 
 
@@ -183,14 +154,14 @@ def test_a_loan_that_was_nearly_taken_over_leaves_its_slot_nothing_to_wait_for(
     def cut(slot: int) -> bool:
         raise KeyboardInterrupt
 
-    slot = a_loan(slots)
+    slot = lent(slots)
     with monkeypatch.context() as patch:
         patch.setattr(slots, "adopt", cut)
         with pytest.raises(KeyboardInterrupt):
             objects.adopt(slot)
     dropped(slots, slot, slots.generations[slot])
     assert slots.collect() == 1
-    assert a_loan(slots) == slot
+    assert lent(slots) == slot
     dropped(slots, slot, slots.generations[slot])
     assert slots.collect() == 1
     grant = objects.publish_object(taken(objects))
@@ -200,7 +171,7 @@ def test_a_loan_that_was_nearly_taken_over_leaves_its_slot_nothing_to_wait_for(
 
 
 def test_a_loan_is_known_by_its_generation(slots: SlotWriter, objects: ObjectWriter) -> None:
-    slot = a_loan(slots)
+    slot = lent(slots)
     lent_as = slots.grant(slot)
     assert objects.is_loan(lent_as)
     assert not objects.is_loan(Grant(slot, lent_as.generation - 1))
