@@ -76,6 +76,17 @@ def settle() -> None:
         before, now = now, len(os.listdir("/proc/self/fd"))
 
 
+class Unloadable:
+    """Pickles, and cannot be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return _fail, ()
+
+
+def _fail() -> None:
+    raise ZeroDivisionError("unpickling failed on purpose")
+
+
 # ---- ends in this process -------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from cache_support import PAGE, cache_of, is_there, pages, put
-from support import in_thread
+from support import Unloadable, in_thread
 
 from arena import CacheHandle, ObjectCache
 from arena.errors import CacheMiss, Cancelled
@@ -85,21 +85,12 @@ def test_what_cannot_be_pickled_is_the_callers_error_and_holds_nothing() -> None
 
 def test_what_cannot_be_unpickled_is_released() -> None:
     with cache_of() as (cache, [reader]):
-        handle = put(cache, "key", [pages(1), Unpicklable()])
-        with pytest.raises(RuntimeError, match="not to be unpickled"):
+        handle = put(cache, "key", [pages(1), Unloadable()])
+        with pytest.raises(ZeroDivisionError, match="on purpose"):
             reader.get(handle)
         gc.collect()
         cache.clear()
         assert cache.statistics().slots_draining == 0
-
-
-class Unpicklable:
-    def __reduce__(self) -> Any:
-        return _raise, ()
-
-
-def _raise() -> None:
-    raise RuntimeError("not to be unpickled")
 
 
 # ---- leases ---------------------------------------------------------------------------------------------------------

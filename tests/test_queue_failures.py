@@ -8,24 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import SMALL, queue_of
+from support import SMALL, Unloadable, queue_of
 
 from arena.errors import Cancelled
 from arena.message.outofband import OutOfBandWriter
 
 COUNT = 2048
 LOOPS = 10_000
-
-
-class Unloadable:
-    """Pickles, and cannot be unpickled."""
-
-    def __reduce__(self) -> Any:
-        return _fail, ()
-
-
-def _fail() -> None:
-    raise ZeroDivisionError("unpickling failed on purpose")
 
 
 def test_failed_pickling_leaves_no_slot() -> None:
