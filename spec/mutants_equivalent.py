@@ -6,7 +6,6 @@ from spec.mutants_python import Mutant
 
 SHORT_CUT = "a short cut: the table of outcomes says the same of 0"
 NOT_ASKED = "nobody asks what an object's slot requires: its hold words decide"
-SET_ANEW = "the next claim or loan of the slot sets it anew"
 # (the end of a path, a part of what was changed) -> the reason
 EQUIVALENT: dict[tuple[str, str], str] = {
     ("slots.py", "__init__: 0 -> 1 in self.offsets"): "a slot's offset is set by its claim, before anybody asks for it",
@@ -15,8 +14,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("slots.py", "claim: 1 -> 2 in generation ="): "a generation is another than before; by how much, nobody asks",
     ("slots.py", "adopt: 0 -> 1 in self.required"): NOT_ASKED,
     ("slots.py", "adopt: without: self.required"): NOT_ASKED,
-    ("objects.py", "scan: without: self._lent[slot] = 0"): SET_ANEW,
-    ("objects.py", "scan: 0 -> 1 in self._lent[slot] = 0"): SET_ANEW,
     ("ring.py", "wait: 0 -> 1 in return Outcome.OK if code == 0"): SHORT_CUT,
     ("ring.py", "send_plain: 0 -> 1 in return Outcome.OK if code == 0"): SHORT_CUT,
     ("members.py", "_excuse_the_left: self._ring.members >> row & 1 -> BitOr"): "what is excused may be excused again",

@@ -133,7 +133,6 @@ class ObjectWriter:
         drained = [slot for slot, draining in self._draining.items() if self._is_drained(slot, draining)]
         for slot in drained:
             if self._is_closed(slot, self._draining[slot].generation):  # else it is free: a scan was cut short behind that
-                self._lent[slot] = 0
                 self._slots.free(slot)
             del self._draining[slot]
         return len(drained)
