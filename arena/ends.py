@@ -85,9 +85,12 @@ class OwnerEnd(Endpoint):
             missing = self.members.missing()
             if not missing:
                 break
+            if self.raise_on_death:
+                self.report_deaths()
             if deadline.passed():
+                died = "".join(f"; {death}" for death in self.members.unreported)
                 raise TimeoutError(
-                    f"readers {missing} of {len(self.ranks)} have not joined within {deadline.timeout_s} s"
+                    f"readers {missing} of {len(self.ranks)} have not joined within {deadline.timeout_s} s{died}"
                 )
             if self.ring.wait_members(deadline.slice_us()) is Outcome.CLOSED:
                 raise Cancelled("shutdown() ended wait_until_ready")

@@ -47,7 +47,8 @@ class MessageQueue:
         arena: options of the arena; None for a queue without one.
         spin_us: how long a reader looks again before it parks.  0 unless a core per reader lies idle.
         on_reader_death: ``"continue"``: the death is logged and counted, the others go on, and a new process may take the
-            rank.  ``"raise"``: the same, and the next enqueue tells its caller with ``ReaderDied``, once per death.
+            rank.  ``"raise"``: the same, and the next ``enqueue`` or ``wait_until_ready`` tells its caller with
+            ``ReaderDied``, once per death.
 
     Raises:
         ValueError: an argument is out of range; the text names it, its value and what is allowed.
@@ -125,9 +126,10 @@ class MessageQueue:
         """Writer: until every reader has joined.  Reader: until the writer has admitted it.
 
         Raises:
-            TimeoutError: names the ranks that are missing.
+            TimeoutError: names the ranks that are missing, and the readers that have joined and died meanwhile.
             Cancelled: shutdown() in another thread.
             WriterDied: the writer has ended.
+            ReaderDied: as ``enqueue`` says: one that had joined has died before all were there.
         """
         self._end.wait_until_ready(Deadline.after(timeout))
 

@@ -413,9 +413,10 @@ handle = pickle.loads(os.read(ours, 1 << 16))
 dead = os.fork()
 if not dead:
     MessageQueue.create_from_handle(handle, 0).wait_until_ready(60)
-    os._exit(0)
+    signal.pause()
+os.read(ours, 1)  # the writer, too, has seen it join; had it died before, the writer would wait for another
+os.kill(dead, 9)
 os.waitpid(dead, 0)
-os.read(ours, 1)
 queue = MessageQueue.create_from_handle(handle, 0)
 def end():
     time.sleep(0.3)  # it waits by then; if not, it finds the end sooner

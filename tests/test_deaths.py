@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -63,6 +63,23 @@ def test_a_death_is_told_by_rank_pid_and_how(caplog: pytest.LogCaptureFixture) -
         with pytest.raises(ReaderDied, match=rf"rank 0 \(pid {pid}\)"):
             writer.enqueue("not sent")
         writer.enqueue("each death is told once")
+
+
+@pytest.mark.parametrize(("how", "error"), [("continue", TimeoutError), ("raise", ReaderDied)])
+def test_a_wait_for_all_readers_names_those_that_joined_and_died(
+    how: Literal["continue", "raise"], error: type[Exception]
+) -> None:
+    with MessageQueue(2, 2, on_reader_death=how) as writer:
+        reader = Reader(writer.export_handle(), 0)
+        try:
+            reader.run(repr)  # it has joined
+            kill(reader)
+            with pytest.raises(error, match=rf"rank 0 \(pid {reader.pid}\)"):
+                writer.wait_until_ready(0.2)
+            with pytest.raises(TimeoutError, match=r"readers \[0, 1\] of 2 have not joined"):
+                writer.wait_until_ready(0.2)
+        finally:
+            reader.end()
 
 
 def test_a_full_ring_goes_on_when_the_one_that_is_behind_dies() -> None:
