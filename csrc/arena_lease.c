@@ -28,7 +28,7 @@ arena_grant *arena_grant_open(arena_mapping *m, uint32_t row, uint32_t slot, uin
 }
 
 /* The same and the slot's extent (offset, length) in one call.  A stale or damaged slot is owed a release too (the
- * spec's discard): the grant is then dropped at once, and the outcome says why there is none.  */
+ * spec's discard): the grant is then dropped at once, and the outcome says why there is none. */
 arena_grant *arena_grant_lease(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation, uint64_t *extent,
                                int *outcome) {
     *outcome = arena_slot_lease(m, slot, generation, &extent[0], &extent[1]);
