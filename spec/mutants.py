@@ -32,7 +32,7 @@ from spec.mutants_python import Mutant, mutants_of
 from spec.mutants_run import ROOT, TimedTest, Tree
 
 HEADER = "csrc/arena_atomics.h"
-CODE_NAMES = ("ring.c", "record.c", "slots.c", "objects.c", "lease.c", "lease_type.c", "gates.c", "internal.h")
+CODE_NAMES = ("ring.c", "record.c", "slots.c", "objects.c", "lease.c", "lease_type.c", "tensors.c", "gates.c", "internal.h")
 CODE = tuple(f"csrc/arena_{name}" for name in CODE_NAMES)
 PROTOCOL = ("slots", "ring", "extents", "objects", "members", "eviction", "warmth")
 PYTHON = (*(f"arena/protocol/{name}.py" for name in PROTOCOL), "arena/message/leases.py")
@@ -78,7 +78,7 @@ SEES = {
     "csrc/arena_objects.c": OBJECTS,
     "csrc/arena_lease.c": ("test_decoder_alone", *EVERYWHERE, *OBJECTS, *GATES),
     "csrc/arena_lease_type.c": ("test_decoder_alone", *SLOTS, "test_object_writer", "test_leases"),
-    "csrc/arena_tensors.c": ("test_decoder_alone", "test_leases", "test_kinds"),
+    "csrc/arena_tensors.c": ("test_decoder_alone", "test_slot_leases", "test_leases", *CACHE),
     "csrc/arena_gates.c": GATES,
     "csrc/arena_internal.h": (*EVERYWHERE, *GATES),
 }
