@@ -233,6 +233,7 @@ LIVES: dict[str, Callable[[Life], None]] = {
     "memfd": queue,
     "shm": partial(queue, backing="shm"),
     "eager": partial(queue, prefault="eager"),
+    "background": partial(queue, prefault="background"),
     "cache": cache,
     "region": region,
     "region shm": partial(region, backing="shm"),

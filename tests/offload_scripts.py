@@ -12,8 +12,7 @@ from typing import Any
 
 from arena.errors import AttachError, CapacityError, ForkedError
 from arena.offload import SharedOffloadRegion
-from arena.shm import backing as backing_module
-from arena.shm import membership
+from arena.shm import capacity, membership
 
 NOT_ALLOWED = 77
 
@@ -142,7 +141,7 @@ def fail_with_a_region(engine_id: str, backing: str) -> None:
 
 def with_little_address_space(nbytes: int, engine_id: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
-    backing_module._available_bytes = lambda: None
+    capacity.available_bytes = lambda: None
     try:
         SharedOffloadRegion(engine_id, nbytes >> 30, 0, 1 << 30, 4096)
     except CapacityError as error:

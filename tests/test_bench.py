@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from arena.bench import harness, peers, scenarios
 from arena.bench.registry import ALL_SCENARIOS
-from arena.shm import backing
+from arena.shm import capacity
 from arena.tools.commands import arena
 
 BENCH = [sys.executable, "-c", "from arena.tools.cli import main; main()", "bench", "--quick"]
@@ -44,7 +44,7 @@ def test_markdown_is_one_table() -> None:
 
 def test_full_takes_the_sizes_of_the_promises_and_says_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (scenarios.FULL.populate_bytes, scenarios.Scale().populate_bytes) == (8 << 30, 1 << 30)
-    monkeypatch.setattr(backing, "_available_bytes", lambda: 7 << 30)
+    monkeypatch.setattr(capacity, "available_bytes", lambda: 7 << 30)
     shown = CliRunner().invoke(arena, ["bench", "--full", "offload_populate"])
     assert shown.exit_code == 1
     assert f"a region of {8 << 30} bytes does not fit" in shown.output

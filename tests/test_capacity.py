@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -215,6 +216,23 @@ def test_a_small_cgroup_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: 
     assert len([record for record in caplog.records if "memory cgroup /g" in record.getMessage()]) == 1
     with pytest.raises(CapacityError, match="memory cgroup /g"):
         MessageQueue(1, 1, arena=ArenaConfig(capacity_bytes=256 * MIB, prefault="eager"))
+
+
+@pytest.mark.parametrize("prefault", ["background", "eager"])
+def test_pages_that_the_machine_does_not_have_are_not_taken(monkeypatch: pytest.MonkeyPatch, prefault: Any) -> None:
+    """The kernel's answer would be the OOM killer, whoever it hits."""
+    monkeypatch.setattr(capacity, "available_bytes", lambda: 256 * MIB)
+    with pytest.raises(CapacityError, match=rf"this machine has {256 * MIB} bytes available.*prefault='lazy'"):
+        MessageQueue(1, 1, arena=ArenaConfig(256 * MIB, prefault=prefault))
+    with queue_of(1, arena=ArenaConfig(256 * MIB)) as (writer, _):
+        writer.enqueue("lazy pages that are never used cost nothing")
+
+
+def test_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < (capacity.available_bytes() or 0) < 1 << 50
+    monkeypatch.setattr(capacity, "meminfo", dict)
+    assert capacity.available_bytes() is None
+    capacity.check_machine(1 << 60)
 
 
 @pytest.mark.parametrize("prefault", ["lazy", "background", "eager"])

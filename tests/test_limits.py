@@ -39,16 +39,19 @@ REFUSED_IN_ALL = {
 REFUSED = {
     ("no memfd", "memfd"): "backing='shm'",
     ("no memfd", "eager"): "backing='shm'",
+    ("no memfd", "background"): "backing='shm'",
     ("no memfd", "cache"): "backing='shm'",
     ("no memfd", "region"): "backing='shm'",
     ("no seals", "memfd"): "backing='shm'",
     ("no seals", "eager"): "backing='shm'",
+    ("no seals", "background"): "backing='shm'",
     ("no seals", "cache"): "backing='shm'",
     ("no seals", "region"): "backing='shm'",
     ("allocate: no space", "shm"): "No space left",
     ("directory: no space", "memfd"): "a directory for sockets",
     ("directory: no space", "shm"): "a directory for sockets",
     ("directory: no space", "eager"): "a directory for sockets",
+    ("directory: no space", "background"): "a directory for sockets",
     ("directory: no space", "region"): "No space left",
     ("directory: no space", "region shm"): "No space left",
     ("populate out of memory", "eager"): "cannot populate",
@@ -61,13 +64,14 @@ REFUSED = {
     ("no threads", "memfd"): "takes 2 threads",
     ("no threads", "shm"): "takes 2 threads",
     ("no threads", "eager"): "takes 2 threads",
+    ("no threads", "background"): "takes 2 threads",
     ("no threads", "region"): "no thread to populate",
     ("no threads", "region shm"): "no thread to populate",
 }
 for _kind in ("shm", "region", "region shm"):
     REFUSED["no locks", _kind] = "cannot be locked: No locks available"
     REFUSED["locks unknown", _kind] = "cannot be locked: Function not implemented"
-for _kind in ("memfd", "eager", "cache", "region"):
+for _kind in ("memfd", "eager", "background", "cache", "region"):
     REFUSED["memfd forbidden", _kind] = REFUSED["no memfd", _kind]
 for _kind in ("eager", "region", "region shm"):
     REFUSED["populate a bad page", _kind] = REFUSED["populate out of memory", _kind]
@@ -140,6 +144,10 @@ def test_a_kernel_that_refuses(kind: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in LIVES if kind not in ("memfd", "region")])
 def test_a_kernel_that_refuses_in_every_way_of_use(kind: str) -> None:
     run_all([(what, 0, kind) for what in REFUSALS])
+
+
+def test_no_thread_to_populate_in_the_background() -> None:
+    run_all([("no threads", 0, "background")])
 
 
 @pytest.mark.parametrize("kind", ["memfd", "cache"])

@@ -29,7 +29,7 @@ from arena.device.pinning import LAZY_CHUNK_BYTES, REGISTER_BYTES_MAX
 from arena.device.simulated import SimulatedDevice
 from arena.errors import AttachError
 from arena.offload import SharedOffloadRegion
-from arena.shm import backing, population
+from arena.shm import capacity, population
 
 PAGE = 4096
 GIB = 1 << 30
@@ -169,7 +169,7 @@ def test_a_region_of_512_gib_works_and_takes_the_pages_that_are_used(
     engine_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 67, at full size: address space only, but for the workers' own pages."""
-    monkeypatch.setattr(backing, "_available_bytes", lambda: None)
+    monkeypatch.setattr(capacity, "available_bytes", lambda: None)
     device = SimulatedDevice(register_bytes_max=REGISTER_BYTES_MAX)
     with SharedOffloadRegion(engine_id, 512, 0, GIB, PAGE, pin="eager", device=device) as mine:
         assert mine.is_pinned

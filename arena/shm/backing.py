@@ -217,7 +217,7 @@ def check_capacity(nbytes: int, backing: str) -> None:
     Raises:
         CapacityError: with the numbers and the ways out.
     """
-    _require(nbytes, _available_bytes(), "this machine has available", "use fewer chunks")
+    _require(nbytes, capacity.available_bytes(), "this machine has available", "use fewer chunks")
     if backing == "shm":
         _require(
             nbytes,
@@ -245,25 +245,8 @@ def _require(needed: int, there: int | None, where: str, way_out: str) -> None:
         raise CapacityError(f"a region of {needed} bytes does not fit: {where} {there} bytes; {way_out}")
 
 
-def _meminfo() -> dict[str, int]:
-    """Numbers of /proc/meminfo as they stand there; most are kB."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return {}
-    pairs = (line.partition(":")[::2] for line in lines)
-    return {name: int(rest.split()[0]) for name, rest in pairs if rest.split()}
-
-
-def _available_bytes() -> int | None:
-    info = _meminfo()
-    if "MemAvailable" not in info:
-        return None
-    return (info["MemAvailable"] + info.get("SwapFree", 0)) * 1024
-
-
 def _free_huge_bytes() -> int:
-    info = _meminfo()
+    info = capacity.meminfo()
     if info.get("Hugepagesize", 0) * 1024 != HUGE_PAGE:
         return 0
     return max(0, info["HugePages_Free"] - info["HugePages_Rsvd"]) * HUGE_PAGE

@@ -30,6 +30,24 @@ def file_system_free_bytes(directory: str = SHM_DIRECTORY) -> int | None:
     return status.f_bavail * status.f_frsize if status.f_blocks else None
 
 
+def meminfo() -> dict[str, int]:
+    """Numbers of /proc/meminfo as they stand there; most are kB."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":")[::2] for line in lines)
+    return {name: int(rest.split()[0]) for name, rest in pairs if rest.split()}
+
+
+def available_bytes() -> int | None:
+    """What this machine can still give, swap included; None if it does not say."""
+    info = meminfo()
+    if "MemAvailable" not in info:
+        return None
+    return (info["MemAvailable"] + info.get("SwapFree", 0)) * 1024
+
+
 def memory_cgroups(
     proc_cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[CgroupMemory]:
@@ -79,6 +97,20 @@ def check_file_system(needed_bytes: int, directory: str = SHM_DIRECTORY) -> None
             f"a segment of {needed_bytes} bytes does not fit into {directory}, which has {free} bytes free: use "
             "backing='memfd', which has no such limit, or a smaller capacity_bytes, or enlarge it "
             "(docker: --shm-size or --ipc=host; Kubernetes: an emptyDir with medium: Memory)"
+        )
+
+
+def check_machine(needed_bytes: int) -> None:
+    """Refuses pages that are all taken at once and are not there: the kernel's answer would be the OOM killer.
+
+    Raises:
+        CapacityError: with the numbers and the ways out.
+    """
+    there = available_bytes()
+    if there is not None and needed_bytes > there:
+        raise CapacityError(
+            f"a segment of {needed_bytes} bytes cannot be populated: this machine has {there} bytes available; use a "
+            "smaller capacity_bytes, or prefault='lazy'"
         )
 
 

@@ -102,7 +102,10 @@ def create(of: Layout, *, backing: Backing = "memfd", prefault: Prefault = "lazy
     """
     if backing == "shm":
         capacity.check_file_system(of.total_bytes)
-    capacity.check_cgroup(of.total_bytes, populated=prefault == "eager")
+    populated = prefault != "lazy"
+    if populated and not huge_pages:  # those may be reserved, which counts as used
+        capacity.check_machine(of.total_bytes)
+    capacity.check_cgroup(of.total_bytes, populated=populated)
     segment_id = secrets.token_bytes(ID_BYTES)
     fd, of, path, writable_file = _open_new(of, backing, segment_id, huge_pages)
     try:
@@ -250,14 +253,21 @@ def _prefault(segment: Segment, prefault: Prefault) -> None:
             raise _no_memory("populate", segment.layout, OSError(code, os.strerror(code)))
         return
     lib.arena_map_retain(segment.mapping)  # the thread's own hold: close may come first
-    threading.Thread(target=_populate_in_background, args=(segment,), name="arena-prefault", daemon=True).start()
+    try:
+        threading.Thread(target=_populate_in_background, args=(segment,), name="arena-prefault", daemon=True).start()
+    except RuntimeError as error:
+        lib.arena_map_release(segment.mapping)
+        log.warning(_STOPPED, error)
 
 
 def _populate_in_background(segment: Segment) -> None:
     code = lib.arena_populate(segment.mapping.data, segment.layout.data_bytes, 1)
     if code:
-        log.warning("prefault='background' stopped: %s; pages are taken as they are used", os.strerror(code))
+        log.warning(_STOPPED, os.strerror(code))
     lib.arena_map_release(segment.mapping)
+
+
+_STOPPED = "prefault='background' stopped: %s; pages are taken as they are used"
 
 
 def attach(handle: SegmentHandle, access: ReaderAccess = "shared") -> Segment:
