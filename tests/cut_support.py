@@ -34,6 +34,18 @@ def step_by_step(frame: FrameType, trace: Callable[[FrameType, str, Any], Any]) 
     frame.f_trace_opcodes, frame.f_trace_lines = True, False
 
 
+def watched(call: Callable[[], object], trace: Callable[..., Any], profile: Callable[..., None]) -> None:
+    """Calls a function under a tracer and a profiler, of which one may raise ``Cut``."""
+    with may_be_lost(Cut), suppress(Cut):
+        sys.settrace(trace)
+        sys.setprofile(profile)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+            sys.settrace(None)
+
+
 def interrupted_at(place: int, call: Callable[[], object]) -> bool:
     """Calls a function and raises ``Cut`` in it, or in what it calls, at the n-th such place; whether it came so far."""
     left = place
@@ -55,12 +67,5 @@ def interrupted_at(place: int, call: Callable[[], object]) -> bool:
             arrive()
         return trace
 
-    with may_be_lost(Cut), suppress(Cut):
-        sys.settrace(trace)
-        sys.setprofile(profile)
-        try:
-            call()
-        finally:
-            sys.setprofile(None)
-            sys.settrace(None)
+    watched(call, trace, profile)
     return left < 0

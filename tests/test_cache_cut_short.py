@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import errno
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,8 +18,8 @@ from typing import Any
 import pytest
 import torch
 from cache_support import PAGE, cache_of, is_there, pages, put
-from cut_support import Cut, back_edges, interrupted_at, step_by_step
-from support import WATCHDOG_S, in_thread, may_be_lost, queue_of
+from cut_support import Cut, back_edges, interrupted_at, step_by_step, watched
+from support import WATCHDOG_S, in_thread, queue_of
 
 import arena
 from arena import ArenaConfig, CacheHandle, MessageQueue, ObjectCache
@@ -163,14 +162,7 @@ def cut_at(place: int, call: Callable[[], object]) -> bool:
         nonlocal profiled
         profiled += event in sure and bool(places(frame.f_code))
 
-    with may_be_lost(Cut), suppress(Cut):
-        sys.settrace(trace)
-        sys.setprofile(profile)
-        try:
-            call()
-        finally:
-            sys.setprofile(None)
-            sys.settrace(None)
+    watched(call, trace, profile)
     assert left < 0 or place - left >= profiled > 0
     return left < 0
 

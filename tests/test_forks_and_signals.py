@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from cut_support import interrupted_at as interrupted_at_place
 from support import SMALL, in_thread, may_be_lost, python, queue_of, wait_until
-from test_cache_cut_short import interrupted_at as interrupted_at_place
 
 from arena import MessageQueue, ObjectCache
 from arena.errors import Cancelled, ForkedError
