@@ -1,4 +1,7 @@
-"""A segment without a file, the writer of its slots, and of objects in them, for modules that have no other of their own."""
+"""A segment without a file, the writer of its slots, and of objects in them, for modules that have no other of their own.
+
+A module that needs another size has a ``layout`` of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,14 @@ from arena.shm.layout import PAGE, Layout
 
 
 @pytest.fixture
-def segment() -> Iterator[AnonymousSegment]:
+def layout() -> Layout:
     """Two readers, four slots, eight pages."""
-    with closing(AnonymousSegment(Layout(2, 4, PAGE, 8 * PAGE))) as made:
+    return Layout(2, 4, PAGE, 8 * PAGE)
+
+
+@pytest.fixture
+def segment(layout: Layout) -> Iterator[AnonymousSegment]:
+    with closing(AnonymousSegment(layout)) as made:
         yield made
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from lockstep_slots import AnonymousSegment
 
 from arena.errors import CorruptError, StaleSlotError
 from arena.message import codec
@@ -22,14 +20,8 @@ BYTES = bytes(range(100))
 
 
 @pytest.fixture
-def segment() -> Iterator[AnonymousSegment]:
-    with closing(AnonymousSegment(Layout(1, 3, PAGE, 4 * PAGE))) as made:
-        yield made
-
-
-@pytest.fixture
-def writer(segment: Any) -> SlotWriter:
-    return SlotWriter(segment)
+def layout() -> Layout:
+    return Layout(1, 3, PAGE, 4 * PAGE)
 
 
 @pytest.fixture

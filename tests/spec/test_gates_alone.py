@@ -9,7 +9,6 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from lockstep_slots import AnonymousSegment
 
 from arena.device.simulated import SimulatedDevice
 from arena.message.gates import Gates
@@ -21,9 +20,8 @@ FOREVER_US = 3600 * 10**6
 
 
 @pytest.fixture
-def segment() -> Iterator[AnonymousSegment]:
-    with closing(AnonymousSegment(Layout(1, 3, PAGE, 4 * PAGE))) as made:
-        yield made
+def layout() -> Layout:
+    return Layout(1, 3, PAGE, 4 * PAGE)
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -34,9 +32,8 @@ FOREVER_US = 3600 * 10**6
 
 
 @pytest.fixture
-def segment() -> Iterator[AnonymousSegment]:
-    with closing(AnonymousSegment(Layout(2, 1, PAGE, PAGE))) as made:
-        yield made
+def layout() -> Layout:
+    return Layout(2, 1, PAGE, PAGE)
 
 
 @pytest.fixture
