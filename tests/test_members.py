@@ -127,6 +127,20 @@ def here(side: Any) -> None:
     """Says that the reader's process has come as far as this."""
 
 
+def reap_cut_short(writer: MessageQueue, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception ends a reap at a step of it, and another reap follows."""
+    part, name = step.split(".")
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(getattr(writer._end, part), name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        writer.reap()
+    writer.reap()
+
+
 @pytest.mark.parametrize("step", ["ring.drop_reader", "ring.watch", "slots.reclaim", "ring.clear_entry"])
 def test_a_burial_that_an_exception_cuts_short_is_begun_again_and_counted_once(
     step: str, monkeypatch: pytest.MonkeyPatch
@@ -139,16 +153,7 @@ def test_a_burial_that_an_exception_cuts_short_is_begun_again_and_counted_once(
         finally:
             os.kill(reader.pid, signal.SIGKILL)
             reader.end()
-        part, name = step.split(".")
-
-        def interrupted(*_: object) -> None:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(getattr(writer._end, part), name, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            writer.reap()
-        writer.reap()
+        reap_cut_short(writer, step, monkeypatch)
         assert writer.statistics().deaths_total == 1
         assert writer.statistics().slots_free == SMALL.slots
         assert word(writer, 0).state is State.EMPTY
@@ -164,15 +169,6 @@ def test_a_leave_whose_dealing_with_an_exception_cuts_short_is_dealt_with_again(
     with queue_of(1) as (writer, (reader,)):
         writer.enqueue([torch.ones(4096), torch.ones(4096)])
         reader.shutdown()
-        part, name = step.split(".")
-
-        def interrupted(*_: object) -> None:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(getattr(writer._end, part), name, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            writer.reap()
-        writer.reap()
+        reap_cut_short(writer, step, monkeypatch)
         assert writer.statistics().slots_free == SMALL.slots
         assert word(writer, 0).state is State.EMPTY
