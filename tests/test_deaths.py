@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from textwrap import indent
 from typing import Any, Literal
 
 import pytest
@@ -141,22 +142,21 @@ def test_a_new_process_takes_a_dead_rank_with_an_empty_queue() -> None:
         assert writer.statistics().deaths_total == 3
 
 
-def test_a_dead_writer_is_reported_and_live_tensors_stay_valid() -> None:
-    code = """
-import os, signal, sys, time, multiprocessing
+BESIDE_AN_ENGINE = """
+import os, signal, sys, multiprocessing
 import torch
 from arena import MessageQueue
 from arena.errors import WriterDied
 from arena.shm.native import lib
 
 def engine(pipe):
-    queue = MessageQueue(1, 1)
-    pipe.send(queue.export_handle())
-    queue.wait_until_ready(60)
-    queue.enqueue(torch.full((1 << 20,), 5, dtype=torch.uint8))
-    queue.enqueue("the last message")
-    pipe.send("both are out")
+{engine}
+    pipe.send("all are out")
     signal.pause()
+
+def kill(process):
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
 
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
@@ -165,37 +165,50 @@ if __name__ == "__main__":
     process.start()
     theirs.close()
     queue = MessageQueue.create_from_handle(ours.recv(), 0)
-    image = queue.dequeue(60)
-    ours.recv()
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert queue.dequeue() == "the last message"
-    try:
-        queue.dequeue()
-    except WriterDied as error:
-        assert str(process.pid) in str(error)
-    else:
-        sys.exit("no WriterDied")
-    queue.shutdown()
-    assert int(image.sum()) == 5 << 20
-    assert lib.arena_maps_live() == 1
-    del image
-    assert lib.arena_maps_live() == 0
+{reader}
     process.close(); ours.close()
 """
-    done = run_as_module(code)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
-def run_as_module(code: str) -> Any:
-    """A spawned child imports the main module again, so the program must be a file."""
-    runner = (
+def beside_an_engine(engine: str, reader: str) -> None:
+    """Runs a program of two processes: a writer, spawned, that sends its handle, and a reader that kills it."""
+    code = BESIDE_AN_ENGINE.format(engine=indent(engine, "    "), reader=indent(reader, "    "))
+    runner = (  # a spawned child imports the main module again, so the program must be a file
         "import runpy, sys, tempfile, pathlib\n"
         "with tempfile.TemporaryDirectory() as folder:\n"
         f"    path = pathlib.Path(folder, 'program.py'); path.write_text({code!r})\n"
         "    runpy.run_path(str(path), run_name='__main__')\n"
     )
-    return python(runner)
+    done = python(runner)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_dead_writer_is_reported_and_live_tensors_stay_valid() -> None:
+    engine = """
+queue = MessageQueue(1, 1)
+pipe.send(queue.export_handle())
+queue.wait_until_ready(60)
+queue.enqueue(torch.full((1 << 20,), 5, dtype=torch.uint8))
+queue.enqueue("the last message")
+"""
+    reader = """
+image = queue.dequeue(60)
+ours.recv()
+kill(process)
+assert queue.dequeue() == "the last message"
+try:
+    queue.dequeue()
+except WriterDied as error:
+    assert str(process.pid) in str(error)
+else:
+    sys.exit("no WriterDied")
+queue.shutdown()
+assert int(image.sum()) == 5 << 20
+assert lib.arena_maps_live() == 1
+del image
+assert lib.arena_maps_live() == 0
+"""
+    beside_an_engine(engine, reader)
 
 
 def test_a_reader_that_dies_while_joining_leaves_its_rank_free() -> None:
@@ -254,44 +267,27 @@ def test_a_payload_is_lost_when_it_was_looked_for_and_not_when_time_has_passed(m
 
 def test_a_payload_that_a_dead_writer_had_sent_is_not_lost() -> None:
     """Its thread had handed it to the kernel: the reader gets it, and then hears of the death."""
-    done = run_as_module(
-        """
-import os, signal, multiprocessing
-from arena import MessageQueue
-from arena.errors import WriterDied
-
-def engine(pipe):
-    queue = MessageQueue(1, 1, arena=None, max_chunk_bytes=1024)
-    pipe.send(queue.export_handle())
-    queue.wait_until_ready(60)
-    for number in range(3):
-        queue.enqueue([number, bytes(2_000)])
-    pipe.send("all are out")
-    signal.pause()
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=engine, args=(theirs,))
-    process.start()
-    theirs.close()
-    queue = MessageQueue.create_from_handle(ours.recv(), 0)
-    queue.wait_until_ready(60)
-    ours.recv()
-    assert queue.dequeue(60)[0] == 0  # the connection stands
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert [queue.dequeue(60)[0] for _ in range(2)] == [1, 2]
-    try:
-        queue.dequeue()
-    except WriterDied:
-        queue.shutdown()
-    else:
-        raise SystemExit("no WriterDied")
-    process.close(); ours.close()
+    engine = """
+queue = MessageQueue(1, 1, arena=None, max_chunk_bytes=1024)
+pipe.send(queue.export_handle())
+queue.wait_until_ready(60)
+for number in range(3):
+    queue.enqueue([number, bytes(2_000)])
 """
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    reader = """
+queue.wait_until_ready(60)
+ours.recv()
+assert queue.dequeue(60)[0] == 0  # the connection stands
+kill(process)
+assert [queue.dequeue(60)[0] for _ in range(2)] == [1, 2]
+try:
+    queue.dequeue()
+except WriterDied:
+    queue.shutdown()
+else:
+    sys.exit("no WriterDied")
+"""
+    beside_an_engine(engine, reader)
 
 
 def test_a_reader_whose_watch_the_application_closed_is_not_dead() -> None:
