@@ -88,9 +88,9 @@ class OwnerEnd(Endpoint):
             if self.raise_on_death:
                 self.report_deaths()
             if deadline.passed():
-                died = "".join(f"; {death}" for death in self.members.unreported)
+                why = "".join(f"; {each}" for each in [*self.members.unreported, *self.members.unwatched()])
                 raise TimeoutError(
-                    f"readers {missing} of {len(self.ranks)} have not joined within {deadline.timeout_s} s{died}"
+                    f"readers {missing} of {len(self.ranks)} have not joined within {deadline.timeout_s} s{why}"
                 )
             if self.ring.wait_members(deadline.slice_us()) is Outcome.CLOSED:
                 raise Cancelled("shutdown() ended wait_until_ready")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from arena.errors import CapacityError
 from arena.protocol.ring import RingWriter
 from arena.protocol.slots import SlotWriter
 from arena.ratelimit import RateLimit
@@ -29,6 +30,7 @@ class Members:
         self.unreported: list[str] = []  # deaths that no caller was told of
         self._entries: dict[int, MemberWord] = {}  # of the readers that are watched
         self._peers: dict[int, Peer] = {}
+        self._unwatched: dict[int, str] = {}  # why the process of a row cannot be watched now
         self._counted: dict[int, tuple[int, int]] = {}  # each row's last death, by pid and start time
         self._warnings = RateLimit(10.0)
 
@@ -40,6 +42,10 @@ class Members:
         """The ranks that are not members."""
         return [rank for row, rank in enumerate(self.ranks) if not self._ring.members >> row & 1]
 
+    def unwatched(self) -> list[str]:
+        """Which readers wait to join until there is a descriptor to watch them with, and why."""
+        return list(self._unwatched.values())
+
     def entry(self, row: int) -> MemberWord:
         """A member's process."""
         return self._entries[row]
@@ -49,7 +55,8 @@ class Members:
     def admit_joiners(self) -> None:
         """Makes members of the readers that wait to join."""
         for row, entry in enumerate(self._ring.entries()):
-            if entry.state is State.JOINING and not self._watched(row, entry).is_dead():
+            peer = self._watched(row, entry) if entry.state is State.JOINING else None
+            if peer is not None and not peer.is_dead():
                 self._ring.admit(row, entry)
         self.look_after()
 
@@ -61,10 +68,20 @@ class Members:
         self._reap()
         self._report_impossible()
 
-    def _watched(self, row: int, entry: MemberWord) -> Peer:
-        """The process of an entry that is not EMPTY; only ``_clear`` lets another one have the row."""
+    def _watched(self, row: int, entry: MemberWord) -> Peer | None:
+        """The process of an entry that is not EMPTY; only ``_clear`` lets another one have the row.
+
+        None while no descriptor is left to watch it with: it is no member, nor is anything of it freed, until there is one.
+        """
         if row not in self._peers:
-            self._entries[row], self._peers[row] = entry, Peer.watch(entry.pid, entry.start)
+            try:
+                self._entries[row], self._peers[row] = entry, Peer.watch(entry.pid, entry.start)
+            except CapacityError as error:
+                self._unwatched[row] = f"rank {self.ranks[row]} waits: {error}"
+                if self._warnings.allows(f"unwatched {row}"):
+                    log.warning("%s", self._unwatched[row])
+                return None
+            self._unwatched.pop(row, None)
             self._watch_pidfds()
         return self._peers[row]
 
@@ -74,7 +91,6 @@ class Members:
             entry = self._ring.entry(row)  # without taking note of it: a joiner must still be seen as a change
             if entry.state is not State.LEFT:
                 continue
-            self._watched(row, entry)  # it may have left before it was admitted
             if self._ring.members >> row & 1:
                 self._slots.excuse_unread(row, self._ring.consumed(row))
                 self._ring.drop_reader(row)  # last: what a signal handler's exception cuts short is done again
@@ -110,12 +126,14 @@ class Members:
 
     def _clear(self, row: int) -> None:
         """Cut short by a signal handler's exception, it is done again: the entry goes last, and the row is watched anew."""
-        peer = self._peers.pop(row)
+        peer = self._peers.pop(row, None)  # None: it left before it was watched
         try:
             self._entries.pop(row, None)
+            self._unwatched.pop(row, None)
             self._watch_pidfds()
         finally:
-            peer.close()
+            if peer is not None:
+                peer.close()
         self._slots.reclaim(row)
         self._slots.impossible_rows &= ~(1 << row)
         self._ring.impossible_rows &= ~(1 << row)

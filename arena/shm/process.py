@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import resource
 import select
 from dataclasses import dataclass
 from functools import cache
 
 from arena.errors import CapacityError
-from arena.shm.shortage import typed
+from arena.shm.shortage import SHORTAGES
 
 
 def start_time(pid: int) -> int | None:
@@ -56,6 +56,34 @@ def _pid_behind(descriptor: int) -> int | None:
         return _WAITED_FOR
 
 
+def _open_pidfd(pid: int, start: int) -> int:
+    """A descriptor of the process, or what stands for none."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return _DEAD
+    except AttributeError:
+        return _UNWATCHED
+    is_that_one = False
+    try:
+        is_that_one = start_time(pid) == start
+    finally:
+        if not is_that_one:
+            os.close(pidfd)
+    return pidfd if is_that_one else _DEAD
+
+
+def _is_taken(pid: int) -> bool:
+    """Whether there is a process of that number, living or not waited for."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is another user's
+        return True
+    return True
+
+
 @dataclass
 class Peer:
     """A watched process.  Only a readable pidfd proves its death: that is the last thing the kernel does in an exit.
@@ -76,30 +104,20 @@ class Peer:
         A process of another PID namespace (``pid`` 0) cannot be watched.
 
         Raises:
-            CapacityError: no descriptor is left: a death would never be seen.
+            CapacityError: no descriptor is left, or no memory: a death would never be seen.
         """
         if pid == 0:
             return Peer(pid, start, _UNWATCHED)
         try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return Peer(pid, start, _DEAD)
+            return Peer(pid, start, _open_pidfd(pid, start))
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise CapacityError(f"no descriptor to watch process {pid} with: raise ulimit -n") from error
-            return Peer(pid, start, _UNWATCHED)
-        except AttributeError:
-            return Peer(pid, start, _UNWATCHED)
-        try:
-            with typed(f"a watch of process {pid}"):
-                is_another = start_time(pid) != start
-        except BaseException:
-            os.close(pidfd)
-            raise
-        if is_another:
-            os.close(pidfd)
-            return Peer(pid, start, _DEAD)
-        return Peer(pid, start, pidfd)
+            if error.errno not in SHORTAGES:
+                return Peer(pid, start, _UNWATCHED)
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            raise CapacityError(
+                f"process {pid} cannot be watched for its death: {error.strerror} (errno {error.errno}, RLIMIT_NOFILE "
+                f"{limit}): close descriptors, or raise ulimit -n"
+            ) from error
 
     def is_dead(self) -> bool:
         """Whether the process has ended, for a fact."""
@@ -118,8 +136,8 @@ class Peer:
         """Whether the process is gone, and its parent has waited for it."""
         try:
             return start_time(self.pid) != self.start
-        except OSError:  # no descriptor to look with: not proved
-            return False
+        except OSError:  # no descriptor to look with: proved only where nobody has the pid
+            return not _is_taken(self.pid)
 
     def is_suspect(self) -> bool:
         """Whether the process seems to have ended, where that cannot be proved."""

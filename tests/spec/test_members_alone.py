@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from lockstep_slots import AnonymousSegment
 
+from arena.errors import CapacityError
 from arena.protocol import members
 from arena.protocol.members import Members
 from arena.protocol.ring import Outcome, RingReader, RingWriter
@@ -53,9 +54,12 @@ class Processes:
     def __init__(self) -> None:
         self.watched: dict[int, Process] = {}
         self.dead_from_the_start = False
+        self.is_short = False
 
     def watch(self, pid: int, start: int) -> Process:
         row = pid - 100
+        if self.is_short:
+            raise CapacityError(f"process {pid} cannot be watched")
         self.watched[row] = Process(pid, start, row, dead=self.dead_from_the_start)  # the first pidfd is 0
         return self.watched[row]
 
@@ -226,6 +230,39 @@ def test_a_suspect_is_warned_of_once_in_a_while_and_nothing_is_reclaimed(
     assert [record.getMessage().split(";")[0] for record in caplog.records] == ["rank 20 (pid 101) seems dead"]
     assert writer.members.rows() == [0, 1]
     assert writer.slots.required[slot] == 0b11
+    assert writer.members.deaths_total == 0
+
+
+def test_a_joiner_that_cannot_be_watched_waits_and_is_told_once_in_a_while(
+    writer: Writer, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer.joined(0)
+    writer.processes.is_short = True
+    reader = writer.join(1)
+    with caplog.at_level(logging.WARNING, "arena.members"):
+        writer.members.admit_joiners()
+        writer.members.admit_joiners()
+    why = "rank 20 waits: process 101 cannot be watched"
+    assert [record.getMessage() for record in caplog.records] == [why]
+    assert writer.members.unwatched() == [why]
+    assert writer.members.rows() == [0]
+    assert writer.state(1) is State.JOINING
+    assert writer.watched_fds == [0]
+    writer.processes.is_short = False
+    writer.members.admit_joiners()
+    assert reader.wait_admission(0) is Outcome.OK
+    assert writer.members.rows() == [0, 1]
+    assert writer.members.unwatched() == []
+
+
+def test_one_that_left_and_cannot_be_watched_frees_its_rank(writer: Writer) -> None:
+    writer.processes.is_short = True
+    reader = writer.join(1)
+    writer.members.admit_joiners()
+    reader.leave()
+    writer.members.look_after()
+    assert writer.state(1) is State.EMPTY
+    assert writer.members.unwatched() == []
     assert writer.members.deaths_total == 0
 
 
