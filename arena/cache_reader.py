@@ -127,7 +127,7 @@ def claim_rank(end: MemberEnd, deadline: Deadline) -> None:
         end.check_usable()
         if end.ring.writer_closed:
             raise Cancelled(f"writer {end.writer.pid} has shut down")
-        if end.writer.is_dead():
+        if end.writer.has_gone():
             raise WriterDied(f"writer {end.writer.pid} has died, and rank {end.rank} stays a dead process's")
         if deadline.passed():
             raise TimeoutError(

@@ -147,7 +147,7 @@ class ReaderEnd(MemberEnd):
         """First the writer's life, then one last look at the ring: the other order loses a published record."""
         if self.ring.writer_closed:
             return Cancelled(f"writer {self.writer.pid} shut the queue down")
-        if self.writer.is_dead():
+        if self.writer.has_gone():
             return WriterDied(f"writer {self.writer.pid} has died and every message is read; live tensors stay valid")
         return None
 
@@ -189,7 +189,7 @@ class ReaderEnd(MemberEnd):
     def _check_sender(self, deadline: Deadline, number: int) -> None:
         if self.closed:
             raise Cancelled("shutdown() ended dequeue")
-        if self.ring.writer_closed or self.writer.is_dead():
+        if self.ring.writer_closed or self.writer.has_gone():
             self._looks_after_end += 1
             if self._looks_after_end > LOOKS_AFTER_END:
                 raise self._lost(number)

@@ -145,6 +145,10 @@ class Peer:
             return False
         return self._is_absent()
 
+    def has_gone(self) -> bool:
+        """Whether the process has ended, proved or not: enough for those that only wait for it, and free nothing by it."""
+        return self.is_dead() or self.is_suspect()
+
     def how_it_ended(self) -> str:
         """``exit 1``, ``signal 9`` for a child of this process that nobody has waited for; else ``unknown``."""
         if self.pidfd < 0:
