@@ -59,7 +59,8 @@ TESTS = tuple(
         "test_extents", "test_extents_in_chunks", "test_extents_restored", "test_cache_eviction",
         "test_cache_eviction_placings", "test_members", "test_leases", "test_gates", "test_gates_pinning",
         "test_gates_closing", "test_cache_objects", "test_cache_kept", "test_cache_in_a_queue", "test_cache_readers",
-        "test_codec", "test_queue", "test_queue_failures", "test_queue_shutdown", "test_turns", "test_deaths",
+        "test_cache_threads", "test_codec", "test_queue", "test_queue_failures", "test_queue_shutdown", "test_turns",
+        "test_deaths",
     )
 )  # fmt: skip
 SLOW_S = 5.0  # a test that takes longer is run with --all-detectors only
@@ -67,7 +68,7 @@ SLOTS = ("test_slot_writer", "test_slots_owed", "test_slot_pages", "test_slot_le
 ENDS = ("test_accesses", "test_ring_ends", *SLOTS, "test_object_writer", "test_members_alone")
 QUEUE = ("test_queue", "test_queue_failures", "test_queue_shutdown")
 EVERYWHERE = (*ENDS, "test_leases", *QUEUE, "test_deaths")
-CACHE = ("test_cache_objects", "test_cache_kept", "test_cache_in_a_queue", "test_cache_readers")
+CACHE = ("test_cache_objects", "test_cache_kept", "test_cache_in_a_queue", "test_cache_readers", "test_cache_threads")
 OBJECTS = ("test_object_writer", "test_lockstep_objects", *CACHE)
 GATES = ("test_gates_alone", "test_lockstep_gates", "test_gates", "test_gates_pinning", "test_gates_closing")
 SEES = {

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import pickle
 from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from support import _PRELOAD as PRELOAD
-from support import WATCHDOG_S, Reader, RemoteError
+from support import Reader, processes_of
 
 from arena import CacheHandle, CacheReader, Handle, ObjectCache, Uncached
 from arena.errors import CacheMiss
@@ -27,31 +23,15 @@ class CacheSide:
         self.kept: dict[str, Any] = {}
 
 
+def attach(handle: Handle, rank: int) -> CacheSide:
+    """What a reader's process begins with."""
+    return CacheSide(ObjectCache.attach(handle, rank))
+
+
 class CacheProcess(Reader):
     """A reader of a cache in its own process; as ``support.Reader``, its functions get a ``CacheSide``."""
 
-    def __init__(self, handle: Handle, rank: int) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*PRELOAD, "cache_support"])
-        self.rank = rank
-        self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, handle, rank), daemon=True)
-        self.process.start()
-        theirs.close()
-
-
-def _serve(pipe: Connection, handle: Handle, rank: int) -> None:
-    side = CacheSide(ObjectCache.attach(handle, rank))
-    while True:
-        try:
-            function, arguments = pipe.recv()
-        except EOFError:  # the test has gone
-            return
-        try:
-            answer = pickle.dumps((function(side, *arguments), None))
-        except Exception as error:
-            answer = pickle.dumps((None, RemoteError(repr(error))))
-        pipe.send_bytes(answer)
+    begin = staticmethod(attach)
 
 
 @contextmanager
@@ -66,18 +46,9 @@ def cache_of(pages: int = 16, n_readers: int = 1, **options: Any) -> Iterator[tu
                 reader.shutdown()
 
 
-@contextmanager
-def processes_of(cache: ObjectCache, ranks: int) -> Iterator[list[CacheProcess]]:
-    """That many processes that read from a cache, attached; ended however the test ends."""
-    processes: list[CacheProcess] = []
-    try:
-        for rank in range(ranks):
-            processes.append(CacheProcess(cache.export_handle(), rank))
-        cache.wait_until_ready(WATCHDOG_S)
-        yield processes
-    finally:
-        for process in processes:
-            process.end()
+def cache_readers_of(cache: ObjectCache, ranks: int) -> AbstractContextManager[list[CacheProcess]]:
+    """That many processes that read from a cache, as ``support.processes_of``."""
+    return processes_of(CacheProcess, cache, ranks)
 
 
 def pages(count: int, value: int = 0) -> torch.Tensor:
@@ -112,13 +83,3 @@ def get(side: CacheSide, handle: CacheHandle) -> Any:
 def keep(side: CacheSide, name: str, handle: CacheHandle) -> None:
     """Keeps an object."""
     side.kept[name] = side.reader.get(handle)
-
-
-def kept(side: CacheSide, name: str) -> Any:
-    """A kept object, sent back by an ordinary pickle."""
-    return side.kept[name]
-
-
-def drop(side: CacheSide, name: str) -> None:
-    """Lets a kept object go."""
-    del side.kept[name]

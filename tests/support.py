@@ -15,19 +15,21 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from arena import ArenaConfig, Handle, MessageQueue
+from arena import ArenaConfig, Handle, MessageQueue, ObjectCache
 from arena.endpoint import Endpoint
 
 WATCHDOG_S = 120.0
 """Ends a test that hangs; no test asks whether something was faster than this."""
 
-_PRELOAD = ["torch", "numpy", "arena", "support", "traffic"]
+_PRELOAD = ["torch", "numpy", "arena", "support", "cache_support", "traffic"]
+
+AReader = TypeVar("AReader", bound="Reader")
 
 SMALL = ArenaConfig(capacity_bytes=8 << 20, slots=8, divert_bytes=4096)
 
@@ -76,6 +78,13 @@ def settle() -> None:
         before, now = now, len(os.listdir("/proc/self/fd"))
 
 
+class Unpicklable:
+    """Cannot be pickled: a message fails here, when everything before it has been placed."""
+
+    def __reduce__(self) -> Any:
+        raise ValueError("not this one")
+
+
 class Unloadable:
     """Pickles, and cannot be unpickled."""
 
@@ -114,6 +123,11 @@ class Side:
         self.kept: dict[str, Any] = {}
 
 
+def join(handle: Handle, rank: int) -> Side:
+    """What a reader's process begins with."""
+    return Side(MessageQueue.create_from_handle(handle, rank))
+
+
 class RemoteError(Exception):
     """A function failed in a reader's process; the text is its traceback."""
 
@@ -125,12 +139,14 @@ class Reader:
     ``Side``.
     """
 
+    begin: Callable[[Handle, int], Any] = staticmethod(join)
+
     def __init__(self, handle: Handle, rank: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOAD)
         self.rank = rank
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, handle, rank), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, self.begin, handle, rank), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -168,8 +184,8 @@ class Reader:
         self._pipe.close()
 
 
-def _serve(pipe: Connection, handle: Handle, rank: int) -> None:
-    side = Side(MessageQueue.create_from_handle(handle, rank))
+def _serve(pipe: Connection, begin: Callable[[Handle, int], Any], handle: Handle, rank: int) -> None:
+    side = begin(handle, rank)
     while True:
         try:
             function, arguments = pipe.recv()
@@ -190,17 +206,22 @@ def _pickled_error(error: Exception) -> bytes:
 
 
 @contextmanager
-def readers_of(writer: MessageQueue, ranks: int) -> Iterator[list[Reader]]:
-    """That many reader processes, joined; ended however the test ends."""
-    readers: list[Reader] = []
+def processes_of(kind: type[AReader], writer: MessageQueue | ObjectCache, ranks: int) -> Iterator[list[AReader]]:
+    """That many reader processes of a kind, joined; ended however the test ends."""
+    readers: list[AReader] = []
     try:
         for rank in range(ranks):
-            readers.append(Reader(writer.export_handle(), rank))
+            readers.append(kind(writer.export_handle(), rank))
         writer.wait_until_ready(WATCHDOG_S)
         yield readers
     finally:
         for reader in readers:
             reader.end()
+
+
+def readers_of(writer: MessageQueue, ranks: int) -> AbstractContextManager[list[Reader]]:
+    """That many readers of a queue, as ``processes_of``."""
+    return processes_of(Reader, writer, ranks)
 
 
 # ---- what readers are asked to run ----------------------------------------------------------------------------------
@@ -222,13 +243,13 @@ def hold(side: Side, name: str) -> None:
     side.kept[name] = side.queue.dequeue(WATCHDOG_S)
 
 
-def drop(side: Side, name: str) -> None:
-    """Lets a kept message go."""
+def drop(side: Any, name: str) -> None:
+    """Lets what is kept go."""
     del side.kept[name]
 
 
-def kept(side: Side, name: str) -> Any:
-    """A kept message, sent back by an ordinary pickle."""
+def kept(side: Any, name: str) -> Any:
+    """What is kept, sent back by an ordinary pickle."""
     return side.kept[name]
 
 

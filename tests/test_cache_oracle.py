@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from cache_support import PAGE, CacheProcess, drop, keep, kept, pages
-from support import WATCHDOG_S
+from cache_support import PAGE, CacheProcess, keep, pages
+from support import WATCHDOG_S, drop, kept
 
 from arena import CacheHandle, CacheReader, ObjectCache, Uncached
 from arena.errors import CacheMiss

@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from support import queue_of
+from support import Unpicklable, queue_of
 
 from arena import ArenaConfig
 from arena.protocol.slots import Grant
@@ -25,11 +25,6 @@ from spec.refine import Reference, SlotsPrivate, message_slots, observable_slots
 
 N_READERS, N_SLOTS, PAGE_OF_FLOATS = 3, 4, 1024
 ARENA = ArenaConfig(capacity_bytes=1 << 20, slots=N_SLOTS, divert_bytes=4096)
-
-
-class Unpicklable:
-    def __reduce__(self) -> Any:
-        raise ValueError("not this one")
 
 
 class Queues(RuleBasedStateMachine):
