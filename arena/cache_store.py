@@ -220,23 +220,26 @@ class Store:
         oldest = self._first(idle)
         if refusal is Refusal.NO_SLOT or not oldest:
             return oldest
-        if self._extent_bytes(self.entries[oldest[0]].slots[0]) >= max(length, excess):
+        extents = self._slots.extents
+        first = self._extent(self.entries[oldest[0]].slots[0])
+        if extents.fits(*first, length) and first[1] - first[0] >= excess:
             return oldest
         keys = [*oldest, *idle]
         victims = [
-            eviction.Victim(self._slots.offsets[slot], self._slots.offsets[slot] + self._extent_bytes(slot), age)
-            for age, key in enumerate(keys)
-            for slot in self.entries[key].slots
+            eviction.Victim(*self._extent(slot), age) for age, key in enumerate(keys) for slot in self.entries[key].slots
         ]
-        window = eviction.choose(self._slots.extents.free_ranges(), victims, length)
+        window = eviction.choose(extents.free_ranges(), victims, length, extents.chunk_bytes)
         if window is None:
             return []
-        chosen = {victim.age for victim in window}
-        for age in range(len(keys)):
-            if sum(self.entries[keys[each]].nbytes for each in chosen) >= excess:
-                return [keys[each] for each in sorted(chosen)]
-            chosen.add(age)
-        return []
+        chosen = dict.fromkeys(keys[victim.age] for victim in window)
+        excess -= sum(self.entries[key].nbytes for key in chosen)
+        for key in keys:
+            if excess <= 0:
+                break
+            if key not in chosen:
+                chosen[key] = None
+                excess -= self.entries[key].nbytes
+        return [*chosen] if excess <= 0 else []
 
     @staticmethod
     def _first(keys: Iterator[Key]) -> list[Key]:
@@ -244,6 +247,10 @@ class Store:
 
     def _is_in_use(self, entry: Entry) -> bool:
         return any(self.objects.is_held(slot) for slot in entry.slots)
+
+    def _extent(self, slot: int) -> tuple[int, int]:
+        start = self._slots.offsets[slot]
+        return start, start + self._extent_bytes(slot)
 
     def _extent_bytes(self, slot: int) -> int:
         return self._slots.extents.length(self._slots.offsets[slot])

@@ -106,3 +106,19 @@ def test_a_queue_is_no_cache() -> None:
     with cache_of() as (cache, _):
         with pytest.raises(InvalidHandle):
             MessageQueue.create_from_handle(cache.export_handle(), 0)
+
+
+def test_what_goes_for_room_lies_in_one_chunk() -> None:
+    """Where readers pin by chunks of 64 MiB, an extent lies in one, and so must the room that is made for it."""
+    mib = 1 << 20
+    with MessageQueue(1, 1, arena=ArenaConfig(capacity_bytes=128 * mib, slots=64, pin="auto")) as writer:
+        cache = writer.object_cache(reserve_bytes=0, reserve_slots=1)
+        for key, size in (("small", 4), ("first", 40), ("across", 20), ("next", 20), ("last", 43)):
+            assert put(cache, key, torch.zeros(size * mib - PAGE, dtype=torch.uint8))
+        cache.touch(["small", "first", "last"])
+        cache.remove("across")
+        cache.remove("next")  # 40 MiB are free, but nowhere in one chunk
+        put(cache, "new", torch.zeros(40 * mib - PAGE, dtype=torch.uint8))
+        assert cache.contains("new")
+        assert [key for key in ("small", "first", "last") if cache.contains(key)] == ["small", "last"]
+        assert cache.statistics().evictions_total == 1

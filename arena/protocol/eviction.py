@@ -19,57 +19,84 @@ class Victim(NamedTuple):
     age: int
 
 
-def choose(free: Sequence[tuple[int, int]], victims: Sequence[Victim], nbytes: int) -> list[Victim] | None:
+def choose(
+    free: Sequence[tuple[int, int]], victims: Sequence[Victim], nbytes: int, chunk_bytes: int | None = None
+) -> list[Victim] | None:
     """The victims that make one free range of ``nbytes``; None if even all of them would not.
 
     Args:
         free: the free ranges.
         victims: what may be evicted; what has several ranges is a victim for each, of one age.  No two ranges overlap.
+        nbytes: how much is needed.
+        chunk_bytes: a range that is not longer may not cross a multiple of this; None for no such thing.
     """
-    places = sorted([Victim(start, end, -1) for start, end in free] + list(victims))
+    if chunk_bytes is not None and nbytes > chunk_bytes:
+        chunk_bytes = None
+    places = [Victim(start, end, -1) for start, end in free] + list(victims)
+    runs = list(_runs(sorted(places), chunk_bytes))
     least, most = 0, max((victim.age for victim in victims), default=-1) + 1  # how many of the oldest are considered
-    if _window(places, most, nbytes) is None:
-        return None
-    while least < most:
+    window = _window(runs, most, nbytes)
+    while window is not None and least < most:
         middle = (least + most) // 2
-        if _window(places, middle, nbytes) is None:
+        older = _window(runs, middle, nbytes)
+        if older is None:
             least = middle + 1
         else:
-            most = middle
-    window = _window(places, least, nbytes)
+            most, window = middle, older
     return None if window is None else [place for place in window if place.age >= 0]
 
 
-def _window(places: Sequence[Victim], oldest: int, nbytes: int) -> list[Victim] | None:
+def _window(runs: Sequence[Sequence[_Piece]], oldest: int, nbytes: int) -> list[Victim] | None:
     """Neighbours that are free or among the ``oldest`` victims and make up ``nbytes``; what costs the fewest bytes."""
-    best: list[Victim] | None = None
-    for run in _runs(place for place in places if place.age < oldest):
-        first = length = 0
-        for count, place in enumerate(run, 1):
-            length += _size(place)
-            while length - _size(run[first]) >= nbytes:
-                length -= _size(run[first])
+    best: tuple[Sequence[_Piece], int, int] | None = None
+    least = 0
+    for run in runs:
+        first = length = cost = 0
+        for count, piece in enumerate(run, 1):
+            if piece.of.age >= oldest:
+                first, length, cost = count, 0, 0
+                continue
+            length += piece.nbytes
+            cost += piece.cost
+            while length - run[first].nbytes >= nbytes:
+                length -= run[first].nbytes
+                cost -= run[first].cost
                 first += 1
-            if length >= nbytes and (best is None or _cost(run[first:count]) < _cost(best)):
-                best = run[first:count]
-    return best
+            if length >= nbytes and (best is None or cost < least):
+                best, least = (run, first, count), cost
+    if best is None:
+        return None
+    run, first, end = best
+    return [piece.of for piece in run[first:end]]
 
 
-def _size(place: Victim) -> int:
-    return place.end - place.start
+class _Piece(NamedTuple):
+    """Of a place, what lies in one chunk."""
+
+    of: Victim
+    nbytes: int
+    cost: int
 
 
-def _cost(window: Sequence[Victim]) -> int:
-    return sum(_size(place) for place in window if place.age >= 0)
-
-
-def _runs(places: Iterator[Victim]) -> Iterator[list[Victim]]:
-    """The places that lie end to end."""
-    run: list[Victim] = []
+def _runs(places: Sequence[Victim], chunk_bytes: int | None) -> Iterator[list[_Piece]]:
+    """The pieces of places that lie end to end, within a chunk."""
+    run: list[_Piece] = []
+    end = 0
     for place in places:
-        if run and run[-1].end != place.start:
-            yield run
-            run = []
-        run.append(place)
+        for start, stop in _cut(place.start, place.end, chunk_bytes):
+            if run and (start != end or (chunk_bytes and start % chunk_bytes == 0)):
+                yield run
+                run = []
+            run.append(_Piece(place, stop - start, place.end - place.start if place.age >= 0 else 0))
+            end = stop
     if run:
         yield run
+
+
+def _cut(start: int, end: int, chunk_bytes: int | None) -> Iterator[tuple[int, int]]:
+    """A range in pieces that cross no multiple of ``chunk_bytes``."""
+    while chunk_bytes and start // chunk_bytes != (end - 1) // chunk_bytes:
+        stop = (start // chunk_bytes + 1) * chunk_bytes
+        yield start, stop
+        start = stop
+    yield start, end

@@ -27,7 +27,7 @@ class Extents:
             raise ValueError(f"capacity_bytes={capacity_bytes}: must be a multiple of {PAGE}, not negative")
         if chunk_bytes is not None and (chunk_bytes < PAGE or chunk_bytes % PAGE):
             raise ValueError(f"chunk_bytes={chunk_bytes}: must be a multiple of {PAGE}, not 0")
-        self._chunk_bytes = chunk_bytes or max(capacity_bytes, PAGE)
+        self.chunk_bytes = chunk_bytes
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self._starts: list[int] = [0] if capacity_bytes else []  # free ranges, in order of address
@@ -40,8 +40,8 @@ class Extents:
             raise ValueError(f"nbytes={nbytes}: an extent has at least one byte")
         length = -(-nbytes // PAGE) * PAGE
         for i, (start, end) in enumerate(self.free_ranges()):
-            offset = self._placed(start, length)
-            if offset + length <= end:
+            if self.fits(start, end, length):
+                offset = self._placed(start, length)
                 rest = [(a, b) for a, b in ((start, offset), (offset + length, end)) if a < b]
                 self._starts[i : i + 1] = [a for a, _ in rest]
                 self._ends[i : i + 1] = [b for _, b in rest]
@@ -50,10 +50,16 @@ class Extents:
                 return offset
         return None
 
+    def fits(self, start: int, end: int, length: int) -> bool:
+        """Whether a free range has room for an extent of this length, whole pages."""
+        return self._placed(start, length) + length <= end
+
     def _placed(self, start: int, length: int) -> int:
         """The lowest place from ``start`` on where a range of this length crosses no chunk that it need not cross."""
-        left = self._chunk_bytes - start % self._chunk_bytes
-        return start + left if left < length <= self._chunk_bytes else start
+        if self.chunk_bytes is None:
+            return start
+        left = self.chunk_bytes - start % self.chunk_bytes
+        return start + left if left < length <= self.chunk_bytes else start
 
     def give(self, offset: int) -> None:
         """Frees a taken range and joins it with its free neighbours.
