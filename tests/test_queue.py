@@ -81,6 +81,35 @@ def test_several_threads_enqueue(seed: int) -> None:
             join()
 
 
+def test_threads_use_one_queue_in_turns() -> None:
+    """Writers, a reader, drops, statistics and reaping from threads of their own: each message once and whole."""
+    with queue_of(1) as (writer, (reader,)):
+
+        def write(start: int) -> None:
+            for number in range(start, start + 100):
+                writer.enqueue((number, torch.full((8192,), number % 251, dtype=torch.uint8)), timeout=30)
+
+        def read() -> set[int]:
+            seen = set()
+            while len(seen) < 300:
+                number, payload = reader.dequeue(30)  # type: ignore[misc]
+                assert bool((payload == number % 251).all())
+                seen.add(number)
+            return seen
+
+        def look() -> None:
+            for _ in range(200):
+                statistics = writer.statistics()
+                assert 0 <= statistics.slots_free <= statistics.slots_total
+                writer.reap()
+
+        waits = [in_thread(lambda start=start: write(start)) for start in (0, 100, 200)] + [in_thread(look)]  # type: ignore[misc]
+        assert in_thread(read)() == set(range(300))
+        for wait in waits:
+            wait()
+        assert writer.statistics().slots_free == SMALL.slots
+
+
 # ---- the value is that of the moment of enqueue ---------------------------------------------------------------------
 
 

@@ -184,3 +184,10 @@ def test_a_late_reader_takes_the_rank_of_one_that_left() -> None:
                     writer.wait_until_ready(0)
             finally:
                 reader.end()
+
+
+def test_a_cache_of_a_queue_that_was_shut_down() -> None:
+    with queue_of(1) as (writer, _):
+        writer.shutdown()
+        with pytest.raises(Cancelled):
+            writer.object_cache()
