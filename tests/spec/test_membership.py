@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from checked import breaks_as_said, holds
 
-from spec import story
-from spec.checker import check, reachable
+from spec.checker import reachable
 from spec.models.membership import VARIANTS, Config, model
 
 INSTANCES = {
@@ -20,34 +20,23 @@ DEEP_INSTANCES = {
 }
 
 
-def holds(config: Config) -> tuple[int, int]:
-    """Check an instance that must be right, and return its numbers of states and transitions."""
-    result = check(model(config))
-    assert result.violation is None, story.as_text(result.violation)
-    assert result.ok
-    assert result.undrainable == 0
-    return result.states, result.transitions
-
-
 @pytest.mark.parametrize("name", INSTANCES)
 def test_counts(name: str) -> None:
     config, states, transitions = INSTANCES[name]
-    assert holds(config) == (states, transitions)
+    assert holds(model(config)) == (states, transitions)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", DEEP_INSTANCES)
 def test_counts_deep(name: str) -> None:
     config, states, transitions = DEEP_INSTANCES[name]
-    assert holds(config) == (states, transitions)
+    assert holds(model(config)) == (states, transitions)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants(name: str) -> None:
     variant = VARIANTS[name]
-    violation = check(model(variant.config)).violation
-    found = None if violation is None else (violation.name, violation.steps)
-    assert found == (None if variant.breaks is None else (variant.breaks, variant.steps))
+    breaks_as_said(model(variant.config), variant)
 
 
 def test_a_time_out_names_the_missing_ranks() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from checked import breaks_as_said, holds
 
-from spec import story
 from spec.checker import check
 from spec.models import object_slots, one_word
 from spec.models.object_slots import Config, model
@@ -46,45 +46,33 @@ HARMLESS = {
 }
 
 
-def holds(config: Config, *, drain: bool = True) -> tuple[int, int]:
-    """Check an instance that must be right, and return its numbers of states and transitions."""
-    result = check(model(config), drain=drain)
-    assert result.violation is None, story.as_text(result.violation)
-    assert not result.dead_actions
-    assert not result.never_seen
-    assert result.undrainable == (0 if drain else None)
-    return result.states, result.transitions
-
-
 @pytest.mark.parametrize("size", COUNTS)
 def test_counts(size: tuple[int, int, int]) -> None:
-    assert holds(Config(*size)) == COUNTS[size]
+    assert holds(model(Config(*size))) == COUNTS[size]
 
 
 @pytest.mark.parametrize("size", QUARANTINE_COUNTS)
 def test_with_quarantine(size: tuple[int, int, int]) -> None:
-    assert holds(Config(*size, quarantine=True)) == QUARANTINE_COUNTS[size]
+    assert holds(model(Config(*size, quarantine=True))) == QUARANTINE_COUNTS[size]
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(1800)
 def test_two_slots_two_readers() -> None:
-    assert holds(Config(2, 2, 1)) == (512_700, 4_080_126)
+    assert holds(model(Config(2, 2, 1))) == (512_700, 4_080_126)
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("size", DEEP_QUARANTINE_COUNTS)
 def test_with_quarantine_deep(size: tuple[int, int, int]) -> None:
-    assert holds(Config(*size, quarantine=True)) == DEEP_QUARANTINE_COUNTS[size]
+    assert holds(model(Config(*size, quarantine=True))) == DEEP_QUARANTINE_COUNTS[size]
 
 
 @pytest.mark.parametrize("name", object_slots.VARIANTS)
 def test_variants(name: str) -> None:
     variant = object_slots.VARIANTS[name]
-    violation = check(model(variant.config)).violation
-    found = None if violation is None else (violation.name, violation.steps)
-    assert found == (None if variant.breaks is None else (variant.breaks, variant.steps))
+    breaks_as_said(model(variant.config), variant)
 
 
 def test_harmless_variants_are_counted() -> None:
