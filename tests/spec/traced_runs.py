@@ -1,12 +1,14 @@
-"""Runs queues with real reader processes, at random, for the trace tests: `python traced_runs.py SEED RUNS STEPS`.
+"""Runs queues with real reader processes, at random, for the trace tests: `python traced_runs.py SEED RUNS STEPS EVENTS`.
 
 Messages with and without tensors, aborted ones, full slots and a full ring, loans; a cache in the same slots, with objects
-that replace others, are evicted, or take a loan over; readers that keep, drop, are killed, leave, and come anew. With
-ARENA_TRACE set every process logs what it does.
+that replace others, are evicted, or take a loan over; readers that keep, drop, are killed, leave, and come anew. Every
+process logs what it does to ARENA_TRACE; a run takes STEPS steps, and as many again until its logs have EVENTS events.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import random
 import sys
 from contextlib import suppress
@@ -20,6 +22,8 @@ from support import Reader, Side
 
 from arena import ArenaConfig, CacheHandle, MessageQueue
 from arena.errors import CacheMiss, CapacityError
+from arena.shm.trace import SUFFIX, VARIABLE
+from arena.shm.tracelog import read_log
 
 N_READERS = 3
 ARENA = ArenaConfig(capacity_bytes=1 << 20, slots=9, divert_bytes=4096)
@@ -154,13 +158,26 @@ class Run:
             reader.end()
 
 
-def run(steps: int) -> None:
+def explained(writer: MessageQueue) -> int:
+    """Events of a run so far that a model has a step for: where nobody lets go for long, many are refusals."""
+    from spec.trace_messages import MessageReplay  # not above: each reader's process imports this module
+    from spec.trace_objects import ObjectReplay
+
+    segment = writer._end.segment.handle.segment_id.hex()
+    logs = [read_log(path) for path in Path(os.environ[VARIABLE]).glob(f"{segment}.*{SUFFIX}")]
+    replays = (MessageReplay(logs), ObjectReplay(logs))
+    finished = (event for log in logs for event in log.events if math.isfinite(event.after))
+    return sum(any(replay.matters(event) for replay in replays) for event in finished)
+
+
+def run(steps: int, events: int) -> None:
     with MessageQueue(N_READERS, N_READERS, max_chunk_bytes=16 << 10, max_chunks=2, arena=ARENA) as writer:
         started = Run(writer)
         often = ["enqueue"] * 10 + ["dequeue"] * 8 + ["put"] * 5 + ["fetch"] * 4
         names = [*often, *["let_go"] * 4, "loan", "loan", "remove", "kill"]
-        for _ in range(steps):
-            getattr(started, random.choice(names))()
+        while explained(writer) < events:
+            for _ in range(steps):
+                getattr(started, random.choice(names))()
         started.leave()
         for _ in range(6):
             started.enqueue()
@@ -173,8 +190,8 @@ def run(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    seed, runs, steps = map(int, sys.argv[1:])
+    seed, runs, steps, events = map(int, sys.argv[1:])
     random.seed(seed)
     torch.manual_seed(seed)
     for _ in range(runs):
-        run(steps)
+        run(steps, events)
