@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -21,6 +22,7 @@ import pytest
 import torch
 import zmq
 from hypothesis import settings
+from offload_support import what_is_left
 
 from arena.shm.native import lib
 
@@ -174,3 +176,11 @@ def _nothing_left() -> Iterator[None]:
     while (left := Belongings.now().left_over(before)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left, f"left behind: {left}"
+
+
+@pytest.fixture
+def engine_id() -> Iterator[str]:
+    """A name for an offload region, of this test's own, gone at its end."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    yield name
+    assert what_is_left(name) == []

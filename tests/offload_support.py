@@ -147,6 +147,11 @@ def construct(plans: Sequence[tuple[Worker, Plan]], *, barrier: str = "passes") 
     return list(outcomes.values())
 
 
+def region(engine_id: str, rank: int | None = 0, barrier: Any = None, **options: Any) -> SharedOffloadRegion:
+    """A small one in this process."""
+    return SharedOffloadRegion(engine_id, 2, rank, 4 * PAGE, PAGE, barrier, **options)
+
+
 def entry_of(engine_id: str) -> str:
     return str(directory() / entry_name(engine_id))
 

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from offload_scripts import (
     two_that_are_too_large_together,
     with_little_address_space,
 )
-from offload_support import Plan, construct, entry_of, run, what_is_left, workers
+from offload_support import Plan, construct, entry_of, region, run, what_is_left, workers
 
 from arena import ArenaConfig, MessageQueue
 from arena.device.pinning import LAZY_CHUNK_BYTES, REGISTER_BYTES_MAX
@@ -34,18 +33,6 @@ from arena.shm import capacity, population
 PAGE = 4096
 GIB = 1 << 30
 BACKINGS = ["memfd", "shm"]
-
-
-@pytest.fixture
-def engine_id() -> Iterator[str]:
-    """A name of this test's own, gone at its end."""
-    name = f"test-{uuid.uuid4().hex[:12]}"
-    yield name
-    assert what_is_left(name) == []
-
-
-def region(engine_id: str, rank: int | None = 0, **options: Any) -> SharedOffloadRegion:
-    return SharedOffloadRegion(engine_id, 2, rank, 4 * PAGE, PAGE, **options)
 
 
 # ---- memory limits: 25, 27, 29

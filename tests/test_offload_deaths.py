@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,25 +10,12 @@ from offload_support import (
     Plan,
     construct,
     entry_of,
+    region,
     what_is_left,
     workers,
 )
 
-from arena.offload import SharedOffloadRegion
 from arena.shm import membership
-
-
-@pytest.fixture
-def engine_id() -> Iterator[str]:
-    """A name of this test's own, gone at its end."""
-    name = f"test-{uuid.uuid4().hex[:12]}"
-    yield name
-    assert what_is_left(name) == []
-
-
-def region(engine_id: str, rank: int | None = 0, **options: object) -> SharedOffloadRegion:
-    return SharedOffloadRegion(engine_id, 2, rank, 4 * 4096, 4096, **options)  # type: ignore[arg-type]
-
 
 COMING_AS_CREATOR = (
     "open_entry", "lock", "path_is_this_file", "find_nobody", "create_memory", "truncate_entry", "write_record",

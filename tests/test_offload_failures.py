@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import logging
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from offload_support import Outcome, Plan, construct, what_is_left, workers
+from offload_support import Outcome, Plan, construct, region, what_is_left, workers
 
 from arena.errors import CapacityError
 from arena.offload import SharedOffloadRegion
 from arena.shm import backing, capacity, meeting
-
-
-@pytest.fixture
-def engine_id() -> Iterator[str]:
-    """A name of this test's own, gone at its end."""
-    name = f"test-{uuid.uuid4().hex[:12]}"
-    yield name
-    assert what_is_left(name) == []
-
-
-def region(engine_id: str, rank: int | None = 0, barrier: Any = None, **options: Any) -> SharedOffloadRegion:
-    return SharedOffloadRegion(engine_id, 2, rank, 4 * 4096, 4096, barrier, **options)
 
 
 def together(engine_id: str, changes: dict[int, dict[str, Any]], ranks: int = 3, **common: Any) -> list[Outcome]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import uuid
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -14,21 +13,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from offload_support import what_is_left
 
 from arena.errors import ArenaError
 from arena.offload import SharedOffloadRegion
 from arena.shm.native import lib
 
 PAGE = 4096
-
-
-@pytest.fixture
-def engine_id() -> Iterator[str]:
-    """A name of this test's own, gone at its end."""
-    name = f"test-{uuid.uuid4().hex[:12]}"
-    yield name
-    assert what_is_left(name) == []
 
 
 @pytest.fixture

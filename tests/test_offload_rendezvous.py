@@ -7,8 +7,7 @@ import random
 import signal
 import subprocess
 import sys
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,31 +20,19 @@ from offload_support import (
     entry_of,
     put_in_the_way,
     random_delay,
+    region,
     run,
     what_is_left,
     workers,
 )
 
 from arena.errors import AttachError
-from arena.offload import SharedOffloadRegion
 from arena.shm import backing, leftovers, membership, process, rendezvous
 from arena.shm.backing import MemfdBacking
 from arena.shm.entry import RECORDS_OFFSET, Entry, Failure, Record
 from arena.shm.membership import Wanted
 from arena.shm.native import lib
 from spec.models.rendezvous_steps import RECOMMENDED
-
-
-@pytest.fixture
-def engine_id() -> Iterator[str]:
-    """A name of this test's own, gone at its end."""
-    name = f"test-{uuid.uuid4().hex[:12]}"
-    yield name
-    assert what_is_left(name) == []
-
-
-def region(engine_id: str, rank: int | None = 0, **options: object) -> SharedOffloadRegion:
-    return SharedOffloadRegion(engine_id, 2, rank, 4 * 4096, 4096, **options)  # type: ignore[arg-type]
 
 
 def test_the_steps_are_those_of_the_model() -> None:
