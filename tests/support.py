@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -264,6 +265,15 @@ def python(code: str, *, warnings: str = "error") -> subprocess.CompletedProcess
     """Runs a program in a fresh interpreter, in which every warning is an error; killed if it hangs."""
     command = [sys.executable, "-W", warnings, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, check=False)
+
+
+def example(path: Path) -> str:
+    """Runs an example, in which every warning is an error and nothing may be said on standard error; what it printed."""
+    whole_lines = {**os.environ, "PYTHONUNBUFFERED": ""}  # else two processes may write a line and its end by turns
+    command = [sys.executable, "-W", "error", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * WATCHDOG_S, check=False, env=whole_lines)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 def in_thread(function: Callable[[], Any]) -> Callable[[], Any]:

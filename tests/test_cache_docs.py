@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from support import example
 
 from arena import MessageQueue, ObjectCache, errors
 from arena.protocol.slots import Refusal
@@ -18,13 +17,9 @@ EXAMPLE = ROOT / "examples" / "object_cache.py"
 
 
 def test_the_example_runs_without_a_word_on_stderr() -> None:
-    command = [sys.executable, "-W", "error", str(EXAMPLE)]
-    whole_lines = {**os.environ, "PYTHONUNBUFFERED": ""}  # else two processes may write a line and its end by turns
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=whole_lines)
-    assert (done.returncode, done.stderr) == (0, "")
     means = {0: "0.50", 1: "0.65", 2: "0.50"}
     got = {f"worker {rank}: request {request}, mean {mean}" for rank in range(2) for request, mean in means.items()}
-    assert set(done.stdout.splitlines()) == {"2 images for 3 requests", *got}
+    assert set(example(EXAMPLE).splitlines()) == {"2 images for 3 requests", *got}
 
 
 def test_the_page_shows_the_example_that_runs() -> None:

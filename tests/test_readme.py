@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from support import example
 
 from arena import errors
 
@@ -16,11 +15,7 @@ EXAMPLE = ROOT / "examples" / "engine_and_workers.py"
 
 
 def test_the_example_runs_without_a_word_on_stderr() -> None:
-    command = [sys.executable, "-W", "error", str(EXAMPLE)]
-    whole_lines = {**os.environ, "PYTHONUNBUFFERED": ""}  # else two processes may write a line and its end by turns
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=whole_lines)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(done.stdout.splitlines()) == [
+    assert sorted(example(EXAMPLE).splitlines()) == [
         "1 buffer went through the arena",
         "worker 0: request 7, (3, 1344, 1344), mean 0.500",
         "worker 1: request 7, (3, 1344, 1344), mean 0.500",

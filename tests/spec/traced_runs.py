@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from support import Reader, Side
+from support import Reader, Side, Unpicklable
 
 from arena import ArenaConfig, CacheHandle, MessageQueue
 from arena.errors import CacheMiss, CapacityError
@@ -29,13 +29,6 @@ N_READERS = 3
 ARENA = ArenaConfig(capacity_bytes=1 << 20, slots=9, divert_bytes=4096)
 FOR_MESSAGES = 5  # of the slots
 KEYS = ("a", "b", "c", "d", "e", "f")
-
-
-class Unpicklable:
-    """Fails when everything before it in the message has been placed."""
-
-    def __reduce__(self) -> Any:
-        raise ValueError("not this one")
 
 
 def take(side: Side, keep: bool) -> bool:
