@@ -75,23 +75,27 @@ def test_opening_and_closing_again_and_again(round_: int) -> None:
     assert device.violations == []
 
 
-EXIT = """
+BEGIN = """
+import os
 import torch
 from arena import ArenaConfig, MessageQueue
 from arena.device.simulated import SimulatedDevice
+from arena.errors import ForkedError
 
 device = SimulatedDevice(1)
-writer = MessageQueue(1, 1, arena=ArenaConfig(capacity_bytes=1 << 20, slots=8, divert_bytes=4096, pin=sys.argv[2]))
+writer = MessageQueue(1, 1, arena=ArenaConfig(capacity_bytes=1 << 20, slots=8, divert_bytes=4096, pin=pin))
 reader = MessageQueue.create_from_handle(writer.export_handle(), 0, device=device)
 writer.wait_until_ready(10)
 received = []
-for _ in range(3):
+for _ in range(count):
     writer.enqueue(torch.ones(10_000))
     received.append(reader.dequeue(10))
 reader.to_device(received[0], 0)
+"""
+
+EXIT = """
 reader.to_device(received[1], 0)
 del received[0]
-kind = sys.argv[1]
 if "flush" in kind:
     reader.flush_releases()
 if "shutdown" in kind:
@@ -114,28 +118,13 @@ if "exception" in kind:
     [("plain", "auto"), ("flush shutdown", "background"), ("broken flush cycle", "auto"), ("module exception", "auto")],
 )
 def test_an_interpreter_ends_with_open_gates_and_live_views(kind: str, pin: Pin) -> None:
-    ended = python(EXIT.replace("sys.argv[1]", repr(kind)).replace("sys.argv[2]", repr(pin)))
+    ended = python(f"kind, pin, count = {kind!r}, {pin!r}, 3" + BEGIN + EXIT)
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
 
 
 FORK = """
-import os
-import torch
-from arena import ArenaConfig, MessageQueue
-from arena.device.simulated import SimulatedDevice
-from arena.errors import ForkedError
-
-device = SimulatedDevice(1)
-writer = MessageQueue(1, 1, arena=ArenaConfig(capacity_bytes=1 << 20, slots=8, divert_bytes=4096))
-reader = MessageQueue.create_from_handle(writer.export_handle(), 0, device=device)
-writer.wait_until_ready(10)
-tensors = []
-for _ in range(2):
-    writer.enqueue(torch.ones(10_000))
-    tensors.append(reader.dequeue(10))
-reader.to_device(tensors[0], 0)
-del tensors[0]
+del received[0]
 reader.flush_releases()
 child = os.fork()
 if not child:
@@ -146,7 +135,7 @@ if not child:
             pass
         else:
             os._exit(3)
-    del tensors[0]
+    del received[0]
     reader.shutdown()
     raise SystemExit(0)
 assert os.waitpid(child, 0)[1] == 0
@@ -158,5 +147,5 @@ assert writer.statistics().slots_free == 7
 
 
 def test_a_forked_child_concerns_no_gate() -> None:
-    ended = python(FORK)
+    ended = python("pin, count = 'auto', 2" + BEGIN + FORK)
     assert ended.returncode == 0, ended.stderr
