@@ -12,7 +12,7 @@ import torch
 from gpu_support import GPU, MIB, N_GPUS, hold_up, initialised_device, is_all, needs_gpu, needs_two_gpus, wait_until
 
 from arena.device.cuda import CudaDevice
-from arena.device.interface import ERROR_ALREADY_REGISTERED, ERROR_NOT_REGISTERED
+from arena.device.interface import ERROR_ALREADY_REGISTERED, ERROR_NOT_REGISTERED, Event
 from arena.device.pinning import Pinning
 from arena.errors import DeviceBusy, DeviceError
 
@@ -86,15 +86,22 @@ def test_fifty_times_pinned_and_unpinned(device: CudaDevice, memory: torch.Tenso
         assert pinning.unpin()
 
 
-def test_a_copy_from_pinned_memory_reads_it_later(device: CudaDevice, pinning: Pinning, memory: torch.Tensor) -> None:
-    """Why gates are needed at all: what is overwritten while the stream is busy is what arrives."""
-    assert pinning.ensure(0, CHUNK)
-    source, stream = memory[:CHUNK].fill_(1), torch.cuda.Stream(GPU)
+def held_up_copy(device: CudaDevice, source: torch.Tensor) -> tuple[torch.Tensor, Event]:
+    """A copy that waits in a busy stream, and the event behind it."""
+    stream = torch.cuda.Stream(GPU)
     target = device.empty_like(source, GPU, stream)
     hold_up(stream)
     device.copy(source, target, stream)
     event = device.record(stream)
     assert not event.query()
+    return target, event
+
+
+def test_a_copy_from_pinned_memory_reads_it_later(device: CudaDevice, pinning: Pinning, memory: torch.Tensor) -> None:
+    """Why gates are needed at all: what is overwritten while the stream is busy is what arrives."""
+    assert pinning.ensure(0, CHUNK)
+    source = memory[:CHUNK].fill_(1)
+    target, event = held_up_copy(device, source)
     source.fill_(2)
     wait_until(event.query, "the copy")
     assert is_all(target, 2)
@@ -102,12 +109,8 @@ def test_a_copy_from_pinned_memory_reads_it_later(device: CudaDevice, pinning: P
 
 def test_an_event_is_done_when_the_copy_is(device: CudaDevice, pinning: Pinning, memory: torch.Tensor) -> None:
     assert pinning.ensure(0, CHUNK)
-    source, stream = memory[:CHUNK].fill_(3), torch.cuda.Stream(GPU)
-    target = device.empty_like(source, GPU, stream)
-    hold_up(stream)
-    device.copy(source, target, stream)
-    event = device.record(stream)
-    assert not event.query()
+    source = memory[:CHUNK].fill_(3)
+    target, event = held_up_copy(device, source)
     wait_until(event.query, "the copy")
     source.fill_(4)
     assert is_all(target, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import pytest
@@ -43,16 +44,7 @@ def compare_on_gpu(queue: MessageQueue, pipe: Connection) -> None:
 def copy_behind_a_long_kernel(queue: MessageQueue, pipe: Connection) -> None:
     """`to_device` on a side stream that is busy; the view is gone long before the copy has begun."""
     stream = torch.cuda.Stream(GPU)
-    tensor = queue.dequeue(WAIT_S)
-    pipe.send(tensor.is_pinned())
-    hold_up(stream, seconds=5)
-    on_gpu = queue.to_device(tensor, GPU, stream=stream)
-    del tensor
-    queue.flush_releases()
-    pipe.send(stream.query())
-    pipe.recv()
-    stream.synchronize()
-    queue.flush_releases()
+    on_gpu = copied_late(queue, pipe, stream, lambda tensor: queue.to_device(tensor, GPU, stream=stream))
     pipe.send(bool(torch.equal(on_gpu, pattern(0).to(GPU))))
     drop_the_rest(queue, pipe)
 
@@ -61,18 +53,26 @@ def copy_without_help(queue: MessageQueue, pipe: Connection) -> None:
     """A copy that the caller issues on the current stream."""
     stream = torch.cuda.Stream(GPU)
     with torch.cuda.stream(stream):
-        tensor = queue.dequeue(WAIT_S)
-        pipe.send(tensor.is_pinned())
-        hold_up(stream, seconds=5)
-        on_gpu = tensor.to(GPU, non_blocking=True)
-        del tensor
-        queue.flush_releases()
-        pipe.send(stream.query())
-        pipe.recv()
-        stream.synchronize()
-        queue.flush_releases()
+        on_gpu = copied_late(queue, pipe, stream, lambda tensor: tensor.to(GPU, non_blocking=True))
     pipe.send(bool(torch.equal(on_gpu, pattern(0).to(GPU))))
     drop_the_rest(queue, pipe)
+
+
+def copied_late(
+    queue: MessageQueue, pipe: Connection, stream: torch.cuda.Stream, copy: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """The next tensor's copy, which is done: it was issued while the stream was busy, and the tensor dropped at once."""
+    tensor = queue.dequeue(WAIT_S)
+    pipe.send(tensor.is_pinned())
+    hold_up(stream, seconds=5)
+    on_gpu = copy(tensor)
+    del tensor
+    queue.flush_releases()
+    pipe.send(stream.query())
+    pipe.recv()
+    stream.synchronize()
+    queue.flush_releases()
+    return on_gpu
 
 
 def drop_the_rest(queue: MessageQueue, pipe: Connection) -> None:
