@@ -133,6 +133,27 @@ def pages_that_others_take_later() -> None:
         must_not_fit("other", 1, 2500)
 
 
+def killed_with_pages(pages: int) -> None:
+    """A process that had the region "one" and was killed."""
+    if (child := os.fork()) == 0:
+        held = of_pages("one", None, pages)
+        assert held.is_creator
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert capacity.file_system_free_bytes() < pages * 4096
+
+
+def one_that_a_dead_one_leaves_no_room_for() -> None:
+    """Nobody has the dead one's bytes any more: they go before the next one's are counted, be it refused or not."""
+    killed_with_pages(2500)
+    with of_pages("one", None, 2500) as next_one:
+        assert next_one.is_creator
+    killed_with_pages(2500)
+    must_not_fit("one", None, 5000)
+    with of_pages("other", None, 2500):
+        pass
+
+
 def fail_with_a_region(engine_id: str, backing: str) -> None:
     mine = region(engine_id, 1, backing)
     mine.create_next_worker_view(4096).fill_(1)

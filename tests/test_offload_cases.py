@@ -16,6 +16,7 @@ from offload_scripts import (
     NOT_ALLOWED,
     fail_with_a_region,
     on_a_small_dev_shm,
+    one_that_a_dead_one_leaves_no_room_for,
     pages_that_others_take_later,
     too_large_at_once,
     two_that_are_too_large_together,
@@ -44,6 +45,7 @@ BACKINGS = ["memfd", "shm"]
         (too_large_at_once, "does not fit"),
         (two_that_are_too_large_together, "does not fit"),
         (pages_that_others_take_later, "cannot be populated"),
+        (one_that_a_dead_one_leaves_no_room_for, "does not fit"),
     ],
 )
 def test_what_does_not_fit_into_dev_shm_is_an_error_and_no_signal(script: Callable[[], None], text: str) -> None:

@@ -266,6 +266,21 @@ def test_what_dead_runs_left_can_be_removed_and_the_living_stay(tmp_path: Path) 
     assert leftovers.collect(remove=True, entries=tmp_path / "none", places=()) == []
 
 
+def test_named_memory_whose_entry_is_gone_can_be_removed_unless_somebody_has_it(tmp_path: Path) -> None:
+    member = rendezvous.join(replace(wanted(tmp_path), backing="shm"))
+    try:
+        member.entry.unlink()
+        (lost := tmp_path / "offload-lost.data").write_bytes(b"x" * 2000)
+        for remove in (False, True):
+            assert [each.path for each in leftovers.collect(remove=remove, entries=tmp_path, places=())] == [lost]
+        assert [path.name for path in tmp_path.iterdir()] == ["offload-region.data"]
+    finally:
+        lib.arena_map_release(member.mapping)
+        rendezvous.leave(member)
+    assert [each.what for each in leftovers.collect(remove=True, entries=tmp_path, places=())] == ["offload region"]
+    assert not tmp_path.exists()
+
+
 # ---- the lock
 
 

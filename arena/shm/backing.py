@@ -178,7 +178,6 @@ class ShmBacking:
         return fd
 
     def create(self, nbytes: int, *, huge_pages: bool) -> int:
-        self.remove()
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = open_kept(lambda: os.open(self._path, flags, 0o600))
         try:

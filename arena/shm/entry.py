@@ -195,6 +195,9 @@ class Entry:
         """Whether the path leads to this file (and not to a successor, or nowhere)."""
         return is_at(self.path, self.fd)
 
+    def is_empty(self) -> bool:
+        return os.fstat(self.fd).st_size == 0
+
     def read(self) -> Content:
         raw = os.pread(self.fd, ENTRY_BYTES_MAX, 0)
         records = {}

@@ -93,6 +93,12 @@ def _regions(where: Path, *, remove: bool) -> Iterator[Leftover]:
             nbytes = sum(each.stat().st_blocks * 512 for each in (path, data) if each.exists())
             if _if_dead(path, backing, nonce=None, remove=remove):
                 yield Leftover(path, "offload region", nbytes)
+    for data in sorted(where.glob("offload-*.data")):
+        path = data.with_suffix("")
+        with contextlib.suppress(OSError, ArenaError):
+            nbytes = data.stat().st_blocks * 512
+            if not path.exists() and _if_without_entry(path, ShmBacking(data), remove=remove):
+                yield Leftover(data, "offload region", nbytes)
 
 
 def _if_dead(path: Path, backing: Backing, *, nonce: bytes | None, remove: bool) -> bool:
@@ -111,5 +117,24 @@ def _if_dead(path: Path, backing: Backing, *, nonce: bytes | None, remove: bool)
             entry.unlink()
             remove_directory(path.parent)
         return True
+    finally:
+        entry.close()
+
+
+def _if_without_entry(path: Path, backing: Backing, *, remove: bool) -> bool:
+    """Whether memory whose entry is gone is nobody's.  It gets an entry for a moment: nobody comes to it meanwhile."""
+    entry = Entry.open(path, create=True)
+    try:
+        entry.lock()
+        if not entry.is_at_path() or not entry.is_empty():
+            return False
+        try:
+            is_dead = not backing.survivors(entry)
+            if is_dead and remove:
+                backing.remove()
+            return is_dead
+        finally:
+            entry.unlink()
+            remove_directory(path.parent)
     finally:
         entry.close()

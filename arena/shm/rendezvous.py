@@ -185,6 +185,7 @@ def _create(wanted: Wanted, backing: Backing, entry: Entry) -> Member:
 
 def create_memory(wanted: Wanted, backing: Backing) -> int:
     """Makes the memory, if all checks say that it is there."""
+    backing.remove()  # nobody has what a dead instance left under a name, and until then its bytes count as used
     check_capacity(wanted.nbytes, wanted.backing)
     if wanted.check is not None:
         wanted.check(wanted.nbytes)
