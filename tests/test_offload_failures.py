@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offload_support import Outcome, Plan, construct, region, what_is_left, workers
+from offload_support import Outcome, Plan, construct, entry_of, region, what_is_left, workers
 
 from arena.errors import CapacityError
 from arena.offload import SharedOffloadRegion
 from arena.shm import backing, capacity, meeting
+from arena.shm.entry import Entry
 
 
 def together(engine_id: str, changes: dict[int, dict[str, Any]], ranks: int = 3, **common: Any) -> list[Outcome]:
@@ -158,6 +159,45 @@ def test_an_interrupt_passes_the_barrier_too(engine_id: str) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         region(engine_id, 0, lambda: calls.append(1), creator_memory_check=check)
+    assert calls == [1]
+
+
+class CannotSay(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("where", ["creator_memory_check", "progress"])
+@pytest.mark.parametrize("error", [RuntimeError("/data/\udcff"), CannotSay(), RuntimeError("é" * 2000)])
+def test_an_error_with_an_odd_text_passes_the_barrier_and_is_told(engine_id: str, where: str, error: Exception) -> None:
+    """A lone surrogate (a file name that is not UTF-8), one that cannot say what it is, and one that is cut."""
+    told: list[str] = []
+
+    def fail(*_: int) -> None:
+        raise error
+
+    def barrier() -> None:
+        entry = Entry.open(Path(entry_of(engine_id)), create=False)
+        failure = entry.read().failure
+        told.append(failure.text if failure is not None else "nothing")
+        entry.close()
+
+    with pytest.raises(type(error)):
+        region(engine_id, 0, barrier=barrier, **{where: fail})
+    ((name, _, text),) = [each.partition("\n") for each in told]
+    assert name == type(error).__name__
+    assert text[:8] in (r"/data/\udcff"[:8], "(its tex", "é" * 8)
+
+
+def test_an_interrupt_while_the_others_are_told_passes_the_barrier(engine_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(meeting.outcome, "population_fails", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        region(engine_id, 0, barrier=lambda: calls.append(1), progress=lambda *_: 1 / 0)
     assert calls == [1]
 
 

@@ -87,7 +87,7 @@ class Failure:
 
     def pack(self) -> bytes:
         room = FAILURE_BYTES - _FAILURE.size - _CHECKSUM.size
-        text = self.text.encode()[:room]
+        text = self.text.encode(errors="backslashreplace")[:room]
         body = _FAILURE.pack(_FAILURE_MAGIC, self.pid, len(text), self.start, self.nonce) + text
         return (body + _CHECKSUM.pack(zlib.crc32(body))).ljust(FAILURE_BYTES, b"\0")
 

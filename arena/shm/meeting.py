@@ -40,11 +40,10 @@ class Meeting:
         """Tells the others of this process's error and passes the barrier; nothing here hides that error."""
         if self._barrier is None:
             return
-        self._tell(error)
         try:
-            self._barrier()
-        except Exception:
-            log.warning("the barrier failed too, after %r", error, exc_info=True)
+            self._tell(error)
+        finally:
+            self._pass_after(error)
         if self.member is not None:
             step("pass_barrier")
             step("find_unpopulated")
@@ -58,6 +57,13 @@ class Meeting:
         else:
             atexit.register(_remove_failure, self.wanted)
 
+    def _pass_after(self, error: BaseException) -> None:
+        try:
+            if self._barrier is not None:
+                self._barrier()
+        except Exception:
+            log.warning("the barrier failed too, after: %s", outcome.text_of(error), exc_info=True)
+
     def _tell(self, error: BaseException) -> None:
         try:
             if self.member is not None:
@@ -65,7 +71,7 @@ class Meeting:
             elif self.wanted is not None:
                 rendezvous.report_failure(self.wanted, error)
         except (OSError, ArenaError) as second:
-            log.warning("the other processes cannot be told of %r: %s", error, second)
+            log.warning("the other processes cannot be told of an error (%s): %s", outcome.text_of(error), second)
 
 
 def _remove_failure(wanted: Wanted) -> None:

@@ -65,8 +65,16 @@ def failure_in(entry: Entry, wanted: Wanted) -> Failure | None:
 def write_failure(entry: Entry, wanted: Wanted, error: BaseException) -> None:
     """Says, under the lock, that this process failed; the first failure stands."""
     if failure_in(entry, wanted) is None:
-        text = f"{type(error).__name__}\n{error}"
+        text = f"{type(error).__name__}\n{text_of(error)}"
         entry.write_failure(Failure(wanted.nonce, os.getpid(), process.own_start_time(), text))
+
+
+def text_of(error: BaseException) -> str:
+    """Its text; an error that cannot say one is an error all the same."""
+    try:
+        return str(error)
+    except Exception as second:
+        return f"(its text cannot be had: {type(second).__name__})"
 
 
 def error_of(wanted: Wanted, failure: Failure) -> ArenaError:
