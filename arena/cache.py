@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
 
-from arena.cache_handle import CacheHandle, Key, Uncached, key_digest
+from arena.cache_handle import CacheHandle, Key, Uncached, check_key, key_digest
 from arena.cache_reader import CacheReader
 from arena.cache_store import Store
-from arena.config import ArenaConfig
+from arena.config import CAPACITY_BYTES_MAX, SLOTS_MAX, ArenaConfig, in_range
 from arena.endpoint import Deadline
 from arena.ends import OwnerEnd
 from arena.errors import Cancelled, ForkedError
@@ -29,6 +29,11 @@ from arena.statistics import CacheStatistics
 __all__ = ["CacheHandle", "CacheReader", "ObjectCache", "Uncached"]
 
 _NO_RING_BYTES = PAGE
+
+
+def _check_object_bytes(max_object_bytes: int | None) -> None:
+    if max_object_bytes is not None:
+        in_range("max_object_bytes", max_object_bytes, 1, CAPACITY_BYTES_MAX)
 
 
 class _Transaction:
@@ -57,7 +62,8 @@ class ObjectCache:
         max_object_bytes: larger objects are not cached; None for no limit but the capacity.
         policy: ``"lru"``.
         max_objects: how many objects can be held at once, those that are evicted and still in use included.
-        arena: the segment's other options; its ``capacity_bytes`` and ``slots`` are not used.
+        arena: the segment's other options; its ``capacity_bytes`` and ``slots`` are not used.  Nothing is pinned: where a
+            device is to read objects directly, take ``MessageQueue.object_cache()``.
 
     Raises:
         ValueError: an argument is out of range.
@@ -74,13 +80,16 @@ class ObjectCache:
         max_objects: int = 4096,
         arena: ArenaConfig = ArenaConfig(),  # noqa: B008 - immutable
     ) -> None:
-        if not isinstance(n_readers, int) or isinstance(n_readers, bool) or not 0 <= n_readers <= READERS_MAX:
-            raise ValueError(f"n_readers={n_readers!r}: must be an integer between 0 and {READERS_MAX}")
+        in_range("n_readers", n_readers, 0, READERS_MAX)
+        in_range("max_objects", max_objects, 1, SLOTS_MAX)
+        _check_object_bytes(max_object_bytes)
         if policy != "lru":
             raise ValueError(f"policy={policy!r}: must be 'lru'")
         if not isinstance(arena, ArenaConfig):
             raise ValueError(f"arena={arena!r}: must be an ArenaConfig")
-        config = replace(arena, capacity_bytes=capacity_bytes, slots=max_objects)
+        if arena.pin not in ("auto", "off"):
+            raise ValueError(f"pin={arena.pin!r}: a cache of its own pins nothing; use MessageQueue.object_cache()")
+        config = replace(arena, capacity_bytes=capacity_bytes, slots=max_objects, pin="off")
         end = OwnerEnd(range(n_readers), _NO_RING_BYTES, config)
         weakref.finalize(self, end.shutdown)  # dropped, or left at interpreter exit
         self._is_alone = True
@@ -92,20 +101,15 @@ class ObjectCache:
     ) -> ObjectCache:
         """A cache in the arena of a queue; ``MessageQueue.object_cache`` documents it."""
         of = end.segment.layout
-        for name, value, most in (
-            ("reserve_bytes", reserve_bytes, of.data_bytes),
-            ("reserve_slots", reserve_slots, of.n_slots),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < most:
-                raise ValueError(f"{name}={value!r}: must be an integer from 0 to below {most}, what the arena has")
+        in_range("reserve_bytes", reserve_bytes, 0, of.data_bytes - 1)
+        in_range("reserve_slots", reserve_slots, 0, of.n_slots - 1)
+        _check_object_bytes(max_object_bytes)
         cache = cls.__new__(cls)
         cache._is_alone = False
         cache._adopt(end, of.data_bytes - align(reserve_bytes, PAGE), of.n_slots - reserve_slots, max_object_bytes)
         return cache
 
     def _adopt(self, end: OwnerEnd, limit_bytes: int, limit_slots: int, max_object_bytes: int | None) -> None:
-        if max_object_bytes is not None and (type(max_object_bytes) is not int or max_object_bytes <= 0):
-            raise ValueError(f"max_object_bytes={max_object_bytes!r}: must be a positive number of bytes, or None")
         self._end = end
         self._limit_bytes = limit_bytes
         self._limit_slots = limit_slots
@@ -191,6 +195,11 @@ class ObjectCache:
             return self._uncached(handle, packed.nbytes)
         return handle
 
+    def _check(self, *keys: Key) -> None:
+        self._end.check_usable()
+        for key in keys:
+            check_key(key)
+
     def _used(self, key: Key) -> CacheHandle | None:
         with self._lock:
             entry = self._store.use(key)
@@ -198,7 +207,7 @@ class ObjectCache:
 
     def get_handle(self, key: Key) -> CacheHandle | None:
         """The handle of what is under a key, which counts as a use of it; None if nothing is."""
-        self._end.check_usable()
+        self._check(key)
         handle = self._used(key)
         with self._lock:
             if handle is None:
@@ -209,7 +218,7 @@ class ObjectCache:
 
     def contains(self, key: Key) -> bool:
         """Whether something is under a key; no use of it."""
-        self._end.check_usable()
+        self._check(key)
         return key in self._store.entries
 
     __contains__ = contains
@@ -223,29 +232,40 @@ class ObjectCache:
 
     def touch(self, keys: Iterable[Key]) -> list[Key]:
         """Uses all keys of a request, before its new objects are put; returns those that nothing is under."""
-        self._end.check_usable()
         keys = list(keys)  # the caller's code, which may take a turn: never under the lock
+        self._check(*keys)
         with self._lock:
             return [key for key in keys if self._store.use(key) is None]
 
-    def hold(self, key: Key) -> CacheHandle | None:
-        """Keeps an object from eviction until ``release``, as often as it was held; None if nothing is under the key."""
-        self._end.check_usable()
+    def hold(self, key: Key, request: object = None) -> CacheHandle | None:
+        """Keeps an object from eviction until ``release``, as often as it was held; None if nothing is under the key.
+
+        Args:
+            key: of what is to be held.
+            request: any object that can be weakly referenced: the hold ends by itself when that is gone, however it goes,
+                and needs no ``release``.  Without one, an exception that comes between the hold and its note at the
+                caller (a signal handler's) leaves the object held.
+        """
+        self._check(key)
         with self._lock:
             entry = self._store.use(key)
             if entry is None:
                 return None
-            entry.holds += 1
+            if request is None:
+                entry.holds += 1
+            else:
+                alive = [each for each in entry.requests if each() is not None]
+                entry.requests = [*alive, weakref.ref(request)]
             return entry.handle
 
     def release(self, key: Key, handle: CacheHandle | None = None) -> bool:
-        """Ends one ``hold``; False if the object is not held, as after ``remove``, ``clear`` or another ``put``.
+        """Ends one ``hold`` that no request has; False if there is none, as after ``remove``, ``clear`` or another ``put``.
 
         Args:
             key: what was held.
             handle: what ``hold`` returned: a later object under the same key is then left alone.
         """
-        self._end.check_usable()
+        self._check(key)
         with self._lock:
             entry = self._store.entries.get(key)
             if entry is None or not entry.holds or (handle is not None and entry.handle != handle):
@@ -255,6 +275,7 @@ class ObjectCache:
 
     def remove(self, key: Key) -> bool:
         """Takes an object out, held or not; whether there was one.  Readers that have it keep it."""
+        self._check(key)
         with self._end.visit(), self._lock:
             return self._store.forget(key)
 
@@ -313,7 +334,7 @@ class ObjectCache:
             store.objects.scan()
             return CacheStatistics(
                 objects=len(store.entries),
-                objects_held=sum(1 for entry in store.entries.values() if entry.holds),
+                objects_held=sum(entry.is_held() for entry in store.entries.values()),
                 slots_total=self._limit_slots,
                 slots_draining=store.objects.n_slots - sum(len(entry.slots) for entry in store.entries.values()),
                 bytes_capacity=self._limit_bytes,

@@ -21,17 +21,22 @@ Key = bytes | str
 """What objects are cached under: best an ``arena.hashing.object_key``."""
 
 
+def check_key(key: Key) -> None:
+    """Refuses what nothing can be cached under, with a TypeError."""
+    if not isinstance(key, (bytes, str)):
+        raise TypeError(f"key={key!r}: must be bytes or str, for example arena.hashing.object_key(value)")
+
+
 def key_digest(key: Key) -> bytes:
     """The 32 bytes that stand for a key in handles and in ``CacheMiss.keys``; 32 bytes stand for themselves.
 
     Raises:
         TypeError: a key is bytes or str.
     """
+    check_key(key)
     if isinstance(key, bytes):
         return key if len(key) == DIGEST_BYTES else _digest(key, b"bytes")
-    if isinstance(key, str):
-        return _digest(key.encode("utf-8", "surrogatepass"), b"str")
-    raise TypeError(f"key={key!r}: must be bytes or str, for example arena.hashing.object_key(value)")
+    return _digest(key.encode("utf-8", "surrogatepass"), b"str")
 
 
 def _digest(data: bytes, kind: bytes) -> bytes:

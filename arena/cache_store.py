@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,11 @@ class Entry:
     slots: list[int]  # its own, then those of loans that it has taken over
     nbytes: int  # of all its extents
     holds: int = 0
+    requests: list[weakref.ref[object]] = field(default_factory=list)  # which hold it as long as they live
+
+    def is_held(self) -> bool:
+        """By a request, or by whoever will release it."""
+        return self.holds > 0 or any(request() is not None for request in self.requests)
 
 
 @dataclass
@@ -216,7 +222,7 @@ class Store:
 
     def _victims(self, refusal: Refusal, length: int, excess: int) -> list[Key]:
         """What to evict, none if that would not help: a free range of ``length``, and ``excess`` bytes in all."""
-        idle = (key for key, entry in self.entries.items() if not entry.holds and not self._is_in_use(entry))
+        idle = (key for key, entry in self.entries.items() if not entry.is_held() and not self._is_in_use(entry))
         oldest = self._first(idle)
         if refusal is Refusal.NO_SLOT or not oldest:
             return oldest

@@ -11,6 +11,7 @@ Pin = Literal["auto", "eager", "background", "off"]
 ReaderAccess = Literal["shared", "readonly", "private"]
 
 SLOTS_MAX = 1 << 20
+CAPACITY_BYTES_MAX = 1 << 46
 COPY_THREADS_MAX = 64
 
 _CHOICES = {"backing": Backing, "prefault": Prefault, "pin": Pin, "reader_access": ReaderAccess}
@@ -49,10 +50,10 @@ class ArenaConfig:
     copy_threads: int = 1
 
     def __post_init__(self) -> None:
-        _in_range("capacity_bytes", self.capacity_bytes, 1, 1 << 46)
-        _in_range("slots", self.slots, 1, SLOTS_MAX)
-        _in_range("divert_bytes", self.divert_bytes, 1, 1 << 46)
-        _in_range("copy_threads", self.copy_threads, 1, COPY_THREADS_MAX)
+        in_range("capacity_bytes", self.capacity_bytes, 1, CAPACITY_BYTES_MAX)
+        in_range("slots", self.slots, 1, SLOTS_MAX)
+        in_range("divert_bytes", self.divert_bytes, 1, CAPACITY_BYTES_MAX)
+        in_range("copy_threads", self.copy_threads, 1, COPY_THREADS_MAX)
         for name, choice in _CHOICES.items():
             if getattr(self, name) not in get_args(choice):
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(get_args(choice))}")
@@ -66,6 +67,7 @@ class ArenaConfig:
         return f"ArenaConfig({', '.join(changed)})"
 
 
-def _in_range(name: str, value: object, least: int, most: int) -> None:
+def in_range(name: str, value: object, least: int, most: int) -> None:
+    """Refuses an argument that is no integer or out of range, with a ValueError that says so."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ValueError(f"{name}={value!r}: must be an integer between {least} and {most}")

@@ -7,14 +7,18 @@ one says so, and it is sent again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from arena.cache import CacheReader, ObjectCache
 from arena.cache_handle import CacheHandle, Key, key_digest
-from arena.errors import CacheMiss, Cancelled, ForkedError, InvalidHandle
+from arena.errors import CacheMiss, InvalidHandle
 
 __all__ = ["MirroredCache", "MirroredReceiver", "MirroredSender", "Parcel"]
+
+
+class _Request:
+    """While it is packed."""
+
 
 @dataclass(frozen=True)
 class Parcel:
@@ -49,24 +53,21 @@ class MirroredSender:
         return self._pack(list(items), set(missing))
 
     def _pack(self, items: Sequence[tuple[Key, object]], whole: set[bytes]) -> list[Parcel]:
-        held: list[tuple[Key, CacheHandle | None]] = []
+        request = _Request()  # holds what it names until it is gone: no exception can leave it held
         try:
             for key, _ in items:
-                held.append((key, self._cache.hold(key)))
+                self._cache.hold(key, request)
             with self._cache.transaction():
-                parcels = []
-                for key, value in items:
-                    if key_digest(key) in whole:
-                        parcels.append(Parcel(key_digest(key), None, _value(value)))
-                        continue
-                    parcels.append(self._parcel(key, value))
-                    held.append((key, self._cache.hold(key)))
-                return parcels
+                return [self._held_parcel(key, value, request, whole) for key, value in items]
         finally:
-            for key, handle in held:
-                if handle is not None:
-                    with suppress(Cancelled, ForkedError):  # after those nothing is held
-                        self._cache.release(key, handle)
+            del request  # also where a traceback is kept
+
+    def _held_parcel(self, key: Key, value: object, request: _Request, whole: set[bytes]) -> Parcel:
+        if key_digest(key) in whole:
+            return Parcel(key_digest(key), None, _value(value))
+        parcel = self._parcel(key, value)
+        self._cache.hold(key, request)
+        return parcel
 
     def _parcel(self, key: Key, value: object) -> Parcel:
         handle = self._cache.get_handle(key)

@@ -14,7 +14,7 @@ import torch
 
 from arena.cache import ObjectCache
 from arena.cache_reader import CacheReader, claim_rank
-from arena.config import ArenaConfig
+from arena.config import ArenaConfig, in_range
 from arena.device.interface import Device, Stream
 from arena.endpoint import NEVER, Deadline
 from arena.handle import Handle
@@ -69,9 +69,9 @@ class MessageQueue:
         on_reader_death: Literal["continue", "raise"] = "continue",
     ) -> None:
         ranks = _checked_ranks(n_reader, n_local_reader, local_reader_ranks)
-        _in_range("max_chunk_bytes", max_chunk_bytes, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
-        _in_range("max_chunks", max_chunks, 1, 1 << 16)
-        _in_range("spin_us", spin_us, 0, 1_000_000)
+        in_range("max_chunk_bytes", max_chunk_bytes, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
+        in_range("max_chunks", max_chunks, 1, 1 << 16)
+        in_range("spin_us", spin_us, 0, 1_000_000)
         if connect_ip is not None:
             raise ValueError(f"connect_ip={connect_ip!r}: this version has no remote readers; leave it None")
         if arena is not None and not isinstance(arena, ArenaConfig):
@@ -324,15 +324,15 @@ class MessageQueue:
 
 
 def _checked_ranks(n_reader: int, n_local_reader: int, local_reader_ranks: Sequence[int] | None) -> list[int]:
-    _in_range("n_reader", n_reader, 1, READERS_MAX)
-    _in_range("n_local_reader", n_local_reader, 0, n_reader)
+    in_range("n_reader", n_reader, 1, READERS_MAX)
+    in_range("n_local_reader", n_local_reader, 0, n_reader)
     if n_local_reader != n_reader:
         raise ValueError(f"n_local_reader={n_local_reader}: without remote readers it must equal n_reader={n_reader}")
     if local_reader_ranks is not None and not isinstance(local_reader_ranks, Sequence):
         raise ValueError(f"local_reader_ranks={local_reader_ranks!r}: must be a sequence of ranks, or None")
     ranks = list(range(n_local_reader)) if local_reader_ranks is None else list(local_reader_ranks)
     for rank in ranks:
-        _in_range("a local reader rank", rank, 0, n_reader - 1)
+        in_range("a local reader rank", rank, 0, n_reader - 1)
     if len(set(ranks)) != n_local_reader or len(ranks) != n_local_reader:
         raise ValueError(f"local_reader_ranks={ranks}: must be {n_local_reader} different ranks")
     return ranks
@@ -345,8 +345,3 @@ def _checked_shape(shape: Sequence[int]) -> torch.Size:
     except (TypeError, ValueError):
         raise ValueError(f"shape={shape!r}: must be a sequence of integers, of a size that there is") from None
     return size
-
-
-def _in_range(name: str, value: object, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"{name}={value!r}: must be an integer between {least} and {most}")

@@ -60,6 +60,23 @@ def test_holds_are_nested_and_keep_from_eviction() -> None:
         assert not cache.release("b")
 
 
+def test_a_requests_hold_ends_with_the_request() -> None:
+    with cache_of(pages=2) as (cache, _):
+        handle = put(cache, "a", pages(2))
+        request, other = {1}, {2}
+        assert cache.hold("a", request) == handle == cache.hold("a", request) == cache.hold("a", other)
+        assert not cache.release("a")  # no hold of this kind
+        assert not cache.put("b", pages(2))
+        del request
+        assert cache.statistics().objects_held == 1
+        del other
+        assert cache.statistics().objects_held == 0
+        assert cache.put("b", pages(2))
+        with pytest.raises(TypeError, match="weak"):
+            cache.hold("b", 5)
+        assert cache.statistics().objects_held == 0
+
+
 def test_a_hold_belongs_to_the_object_not_to_its_key() -> None:
     with cache_of(pages=2) as (cache, _):
         put(cache, "a", pages(1))

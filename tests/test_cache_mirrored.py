@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from cache_support import PAGE, cache_of, pages
+from cut_support import interrupted_at
 
 from arena.cache_handle import key_digest
 from arena.errors import CacheMiss, InvalidHandle
@@ -145,3 +146,16 @@ def test_a_key_that_is_none_leaves_nothing_held() -> None:
         with pytest.raises(TypeError):
             sender.pack(items)
         assert cache.statistics().objects_held == 0
+
+
+def test_an_exception_anywhere_while_a_request_is_packed_leaves_nothing_held() -> None:
+    with cache_of() as (cache, _):
+        sender = MirroredCache.sender(cache)
+        sender.pack([("known", 1)])
+        was_reached, place = True, 0
+        while was_reached:
+            was_reached = interrupted_at(place, lambda: sender.pack([("known", 1), ("new", 2)]))
+            assert cache.statistics().objects_held == 0, place
+            cache.remove("new")
+            place += 1
+        assert place > 20

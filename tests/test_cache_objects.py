@@ -14,8 +14,9 @@ import torch
 from cache_support import PAGE, cache_of, is_there, pages, put
 from support import Unloadable, in_thread
 
-from arena import CacheHandle, ObjectCache
+from arena import ArenaConfig, CacheHandle, ObjectCache
 from arena.errors import CacheMiss, Cancelled
+from arena.shm.native import lib
 
 
 @dataclass
@@ -218,13 +219,32 @@ def test_transactions_of_threads_are_their_own() -> None:
         ({"n_readers": True}, "n_readers"),
         ({"max_object_bytes": 0}, "max_object_bytes"),
         ({"policy": "fifo"}, "policy"),
-        ({"max_objects": 0}, "slots"),
+        ({"max_objects": 0}, "max_objects"),
         ({"arena": None}, "arena"),
+        ({"arena": ArenaConfig(pin="eager")}, r"pin='eager'.*MessageQueue\.object_cache"),
     ],
 )
 def test_arguments_are_checked(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         ObjectCache(**{"capacity_bytes": PAGE, **options})
+    assert lib.arena_maps_live() == 0
+
+
+@pytest.mark.parametrize("key", [5, None, [1]])
+def test_what_is_no_key_is_refused_everywhere(key: Any) -> None:
+    with ObjectCache(PAGE, n_readers=0) as cache:
+        for use in (
+            lambda: cache.put(key, 1),
+            lambda: cache.get_handle(key),
+            lambda: cache.contains(key),
+            lambda: cache.touch([key]),
+            lambda: cache.hold(key),
+            lambda: cache.release(key),
+            lambda: cache.remove(key),
+        ):
+            with pytest.raises(TypeError, match="must be bytes or str"):
+                use()
+        assert cache.statistics().misses_total == 0
 
 
 def test_a_cache_for_the_writer_alone() -> None:
