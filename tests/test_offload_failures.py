@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offload_support import Outcome, Plan, construct, entry_of, region, what_is_left, workers
+from offload_support import PAGE, Outcome, Plan, construct, entry_of, region, what_is_left, workers
 
-from arena.errors import CapacityError
+from arena.errors import AttachError, CapacityError
 from arena.offload import SharedOffloadRegion
 from arena.shm import backing, capacity, meeting
 from arena.shm.entry import Entry
@@ -71,6 +71,20 @@ def test_of_two_failures_the_first_is_told(engine_id: str) -> None:
             each.tell("passes")
         outcomes = [each.hear() for each in pool]
         assert [each.text[-6:] for each in outcomes] == ["rank 0", "rank 1", "rank 0"], outcomes
+
+
+def test_a_stranger_that_is_refused_does_not_speak_for_the_instance(engine_id: str) -> None:
+    """It comes while they wait at their barrier, and one of them has said that it failed."""
+    with workers(2) as pool:
+        for rank, each in enumerate(pool):
+            broken = "arena.shm.population.populate" if rank else None
+            plan = Plan(engine_id, rank, {"nonce": "ours"}, barrier=True, break_at=broken, row_bytes=4 * PAGE)
+            assert each.ask("construct", plan) == "barrier"
+        with pytest.raises(AttachError, match="another nonce"):
+            region(engine_id, 2, barrier=lambda: None, nonce="another")
+        for each in pool:
+            each.tell("passes")
+        assert [each.hear().text[-6:] for each in pool] == ["rank 1", "rank 1"]
 
 
 def test_a_wrong_argument_in_one_rank_fails_all(engine_id: str) -> None:

@@ -324,12 +324,17 @@ def close_entry(entry: Entry) -> None:
 
 
 def report_failure(wanted: Wanted, error: BaseException) -> None:
-    """Leaves the error of a process that did not become a member, so that all who meet at the barrier fail with it."""
+    """Leaves the error of a process that did not become a member, so that all who meet at the barrier fail with it.
+
+    Not in the entry of another instance that is alive: what that says of its own is its own.
+    """
     if _is_failure_known(wanted):
         return
     entry = lock_entry(wanted)
     try:
-        write_failure(entry, wanted, error)
+        survivors = wanted.make_backing().survivors(entry)
+        if all(member.nonce == wanted.nonce for member in survivors):
+            write_failure(entry, wanted, error)
     finally:
         entry.close()
 
