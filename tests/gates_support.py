@@ -20,7 +20,6 @@ from arena import ArenaConfig, MessageQueue
 from arena.device.simulated import SimulatedDevice, SimulatedEvent, SimulatedStream
 from arena.errors import DeviceBusy, DeviceError
 from arena.message.gates import Gates
-from arena.protocol.slots import release
 
 PAGE = 4096
 CHUNK_BYTES = 16 * PAGE
@@ -101,10 +100,9 @@ def let_go(queue: MessageQueue, device: SimulatedDevice) -> None:
     device.drain()
     if gates._thread is not None:
         gates._thread.join(10)
-    if gates._quarantine:
-        while gates._quarantine:
-            release(gates._quarantine.pop().grant)
-        gates._finish()
+    for address in list(gates._grants):
+        gates._release(address)
+    gates._finish()
 
 
 class Corrupted(AssertionError):

@@ -81,7 +81,7 @@ def one_mark_is_enough(patch: Patch) -> None:
     settle = Gates._settle
 
     def changed(self: Gates) -> None:
-        for gate in self._gates:
+        for gate in self._gates.values():
             gate.marks = gate.marks[:1]
         settle(self)
 
@@ -89,14 +89,14 @@ def one_mark_is_enough(patch: Patch) -> None:
 
 
 def marks_are_taken_for_passed(patch: Patch) -> None:
-    patch.setattr(gates._Mark, "is_passed", lambda self: True)
+    patch.setattr(gates.Mark, "is_passed", lambda self: True)
 
 
 def captured_streams_are_forgotten(patch: Patch) -> None:
     settle = Gates._settle
 
     def changed(self: Gates) -> None:
-        for gate in self._gates:
+        for gate in self._gates.values():
             gate.unmarked.clear()
         settle(self)
 

@@ -12,24 +12,28 @@ Gates are looked at in ``dequeue``, while a reader waits, and in ``flush_release
 
 When a device cannot say whether it is done, a lease is *quarantined*: its slot stays taken until this process has ended,
 for better a slot lost than a byte changed under a copy.
+
+An exception, as of a signal handler, may end a look anywhere.  So each step leaves what the next look goes on from: a grant
+is written down by the call that takes it off the native list, and crossed out by the call that releases it; its gate is
+written down once it is whole, and what the gate was made of is forgotten after that.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from arena.config import Pin
-from arena.device.interface import Device, Event, Stream
+from arena.device.interface import Device, Stream
 from arena.device.pinning import Pinning
 from arena.errors import CapacityError, DeviceBusy, DeviceError
 from arena.message import copies
+from arena.message.marks import Gate, Mark, Use
 from arena.protocol.slots import release
 from arena.ratelimit import RateLimit
 from arena.shm.native import Lease, ffi, lib
@@ -46,43 +50,6 @@ _LOCK_TIMEOUT_S = 1.0
 _warnings = RateLimit(60.0)
 
 _TROUBLE = (DeviceError, RuntimeError)  # torch raises the latter for what its driver says
-
-
-class _Mark:
-    """A point in a stream; passed for good once the device has said so."""
-
-    __slots__ = ("_event", "_passed")
-
-    def __init__(self, event: Event) -> None:
-        self._event = event
-        self._passed = False
-
-    def is_passed(self) -> bool:
-        self._passed = self._passed or self._event.query()
-        return self._passed
-
-
-@dataclass(eq=False)
-class _Use:
-    """A copy from a range of the data area: its mark, or the stream that would take none yet; neither: nobody can tell."""
-
-    start: int
-    stop: int
-    mark: _Mark | None = None
-    stream: Stream | None = None
-
-    @property
-    def is_lost(self) -> bool:
-        return self.mark is None and self.stream is None
-
-
-@dataclass(eq=False)
-class _Gate:
-    """A dropped grant, the marks that it waits for, and the streams that have yet to be marked."""
-
-    grant: Any
-    marks: list[_Mark] = field(default_factory=list)
-    unmarked: list[Stream] = field(default_factory=list)
 
 
 class Gates:
@@ -122,14 +89,15 @@ class Gates:
         self._native = lib.arena_gates_open()
         if not self._native:
             raise MemoryError("no memory for the gates of a reader")
-        self._polling = threading.Lock()
-        self._activating = threading.Lock()
+        self._looking: Any = threading.RLock()  # held by the thread that looks: an RLock knows whose it is
+        self._activating = threading.RLock()
         self._is_active = False  # something may be pinned, so drops wait
         self._is_closed = False
         self._streams: dict[int, Sequence[Stream]] = {}  # a grant's address -> what was current when its lease began
-        self._uses: dict[_Use, None] = {}
-        self._gates: dict[_Gate, None] = {}
-        self._quarantine: list[_Gate] = []
+        self._uses: dict[Use, None] = {}
+        self._chains: list[Any] = []  # taken off the native list, and yet to be followed
+        self._grants: dict[int, Any] = {}  # dropped and not released, by address
+        self._gates: dict[int, Gate] = {}  # theirs
         self._thread: threading.Thread | None = None
 
     # ---- leases ---------------------------------------------------------------------------------------------
@@ -182,11 +150,12 @@ class Gates:
         self._pin(tensor)
         start = tensor.data_ptr() - self._base
         cuts = self.pinning.split(start, tensor.nbytes) if self._is_pinned(tensor) else []
+        use = self._note_use(tensor, stream)
         try:
             for source, part in copies.pieces(tensor, target, start, cuts):
                 self._device.copy(source, part, stream, non_blocking=non_blocking)
         finally:  # what was issued before a failure reads the memory too
-            self._mark_use(tensor, stream)
+            self._mark_use(use)
         return target
 
     def _pin(self, tensor: torch.Tensor) -> None:
@@ -198,25 +167,34 @@ class Gates:
 
     def record_use(self, tensor: torch.Tensor, stream: Stream) -> None:
         """What was issued to a stream so far may read a tensor's memory."""
-        self._mark_use(tensor, stream)
+        self._mark_use(self._note_use(tensor, stream))
 
     def _is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a device may read any of it by itself."""
-        start, nbytes = self._range(tensor)
+        return self._may_be_read(*self._range(tensor))
+
+    def _may_be_read(self, start: int, nbytes: int) -> bool:
         return self._is_active and nbytes > 0 and self.pinning.needs_gate(start, nbytes)
 
-    def _mark_use(self, tensor: torch.Tensor, stream: Stream) -> None:
-        if not self._is_pinned(tensor):
-            return
+    def _note_use(self, tensor: torch.Tensor, stream: Stream) -> Use:
+        """Before anything is issued: whatever comes in between, the lease's gate marks the stream then."""
         start, nbytes = self._range(tensor)
-        use = _Use(start, start + nbytes)
+        use = Use(start, start + nbytes, stream=stream)
+        self._uses[use] = None
+        return use
+
+    def _mark_use(self, use: Use) -> None:
+        if not self._may_be_read(use.start, use.stop - use.start):
+            self._uses.pop(use, None)
+            return
+        self._uses[use] = None  # again: the gate of another lease of this memory, an object's, may have taken it too early
         try:
-            use.mark = _Mark(self._device.record(stream))
+            use.mark = Mark(self._device.record(use.stream))
         except DeviceBusy:
-            use.stream = stream
+            return
         except _TROUBLE as error:
             _warn("an event cannot be recorded behind a copy", error)
-        self._uses[use] = None
+        use.stream = None
 
     def _range(self, tensor: torch.Tensor) -> tuple[int, int]:
         """Offset and length of the storage behind a CPU tensor in the data area; (0, 0) if it is not there."""
@@ -232,76 +210,91 @@ class Gates:
     @property
     def open_total(self) -> int:
         """Dropped leases that wait for a device: a waiting reader looks again soon."""
-        return len(self._gates)
+        return sum(not gate.is_quarantined for gate in list(self._gates.values()))
 
     @property
     def quarantined(self) -> int:
         """Dropped leases that nobody can say the device is done with."""
-        return len(self._quarantine)
+        return sum(gate.is_quarantined for gate in list(self._gates.values()))
 
     def poll(self) -> None:
         """Looks at what was dropped and at the gates, and releases what no device reads any more.  Never waits."""
-        if self._is_active and self._polling.acquire(blocking=False):
-            try:
-                self._poll()
-            finally:
-                self._polling.release()
+        if self._is_active:
+            self._look(0.0)
 
     def flush(self) -> int:
         """`poll`, even if another thread is at it; returns how many dropped leases still wait."""
-        with self._turn():
-            if self._is_active:
-                self._poll()
-            return len(self._gates) + len(self._quarantine)
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        if not self._polling.acquire(timeout=_LOCK_TIMEOUT_S):
+        if self._is_active and not self._look(_LOCK_TIMEOUT_S):
             raise TimeoutError(f"another thread looks at the gates for more than {_LOCK_TIMEOUT_S} s")
+        return len(self._grants)
+
+    def _look(self, timeout_s: float) -> bool:
+        """One look, if no other thread is at one for longer; whether there was one."""
+        if self._looking._is_owned():
+            return True  # from a signal handler, in the middle of its own thread's look
         try:
-            yield
+            if not self._looking.acquire(timeout=timeout_s):
+                return False
+            self._poll()
+            return True
         finally:
-            self._polling.release()
+            try:  # noqa: SIM105 - Python code before the release is a place for a signal handler
+                self._looking.release()
+            except RuntimeError:  # it was not taken
+                pass
 
     def _poll(self) -> None:
-        dropped = list(_chain(lib.arena_gates_pop(self._native)))
-        if dropped:
-            self._shut(dropped)
+        self._take()
+        for address in [address for address in self._grants if address not in self._gates]:
+            self._shut(address)
         if self._gates:
             self._mark()
             self._settle()
         self._forget_uses()
 
-    def _shut(self, dropped: Iterable[Any]) -> None:
-        """A gate for each dropped grant that a device may still read."""
-        extent = ffi.new("uint64_t[2]")
-        for grant in dropped:
-            lib.arena_grant_extent(grant, extent)
-            uses = self._uses_of(*extent)
-            streams = self._streams.pop(_address(grant), ())
-            if not uses and not self.pinning.needs_gate(*extent):
-                release(grant)
+    def _take(self) -> None:
+        """Writes down what was dropped since the last look."""
+        self._chains.extend(map(lib.arena_gates_pop, [self._native]))  # one call, within which no signal handler runs
+        while self._chains:
+            grant = self._chains[-1]
+            if not grant:
+                self._chains.pop()
                 continue
-            gate = _Gate(grant, [use.mark for use in uses if use.mark], [use.stream for use in uses if use.stream])
-            self._gates[gate] = None
-            try:
-                gate.unmarked += {*streams, *self._device.used_streams()}
-            except _TROUBLE as error:
-                self._keep(gate, error)
-            if any(use.is_lost for use in uses):
-                self._keep(gate, None)
+            self._grants[_address(grant)] = grant
+            self._chains[-1] = lib.arena_grant_next(grant)
 
-    def _uses_of(self, offset: int, nbytes: int) -> list[_Use]:
-        """The uses of an extent; they are its gate's from now on."""
-        uses = [use for use in list(self._uses) if use.start < offset + nbytes and offset < use.stop]
-        for use in uses:
-            del self._uses[use]
-        return uses
+    def _shut(self, address: int) -> None:
+        """A gate for a dropped grant that a device may still read."""
+        extent = ffi.new("uint64_t[2]")
+        lib.arena_grant_extent(self._grants[address], extent)
+        uses = self._uses_of(*extent)
+        if not uses and not self.pinning.needs_gate(*extent):
+            self._release(address)
+            return
+        gate = Gate([use.mark for use in uses if use.mark], [use.stream for use in uses if use.stream])
+        try:
+            gate.unmarked += {*self._streams.get(address, ()), *self._device.used_streams()}
+        except _TROUBLE as error:
+            self._keep(gate, error)
+        if any(use.is_lost for use in uses):
+            self._keep(gate, None)
+        self._gates[address] = gate
+        for use in uses:  # they are the gate's from now on
+            self._uses.pop(use, None)
+
+    def _uses_of(self, offset: int, nbytes: int) -> list[Use]:
+        return [use for use in list(self._uses) if use.start < offset + nbytes and offset < use.stop]
+
+    def _release(self, address: int) -> None:
+        """No device reads it any more.  Interrupted, it leaves a grant without a gate, which the next look gives one."""
+        self._gates.pop(address, None)
+        self._streams.pop(address, None)
+        list(map(release, map(self._grants.pop, [address])))  # one call, within which no signal handler runs
 
     def _mark(self) -> None:
         """Marks the streams of new gates: one mark in each stream serves all of them."""
-        marks: dict[Stream, _Mark | None] = {}
-        for gate in [gate for gate in self._gates if gate.unmarked]:
+        marks: dict[Stream, Mark | None] = {}
+        for gate in [gate for gate in self._gates.values() if gate.unmarked and not gate.is_quarantined]:
             try:
                 for stream in gate.unmarked:
                     if stream not in marks:
@@ -312,29 +305,29 @@ class Gates:
             gate.marks += [mark for stream in gate.unmarked if (mark := marks[stream])]
             gate.unmarked = [stream for stream in gate.unmarked if marks[stream] is None]
 
-    def _mark_in(self, stream: Stream) -> _Mark | None:
+    def _mark_in(self, stream: Stream) -> Mark | None:
         try:
-            return _Mark(self._device.record(stream))
+            return Mark(self._device.record(stream))
         except DeviceBusy:  # being captured into a graph: at the next look
             return None
 
     def _settle(self) -> None:
         """Releases what is behind an open gate."""
-        for gate in list(self._gates):
+        for address, gate in list(self._gates.items()):
+            if gate.is_quarantined:
+                continue
             try:
                 gate.marks = [mark for mark in gate.marks if not mark.is_passed()]
             except _TROUBLE as error:
                 self._keep(gate, error)
                 continue
             if not gate.marks and not gate.unmarked:
-                del self._gates[gate]
-                release(gate.grant)
+                self._release(address)
 
-    def _keep(self, gate: _Gate, error: Exception | None) -> None:
+    def _keep(self, gate: Gate, error: Exception | None) -> None:
         """Nobody can say when the device is done: the slot stays taken."""
-        if gate in self._gates:
-            del self._gates[gate]
-            self._quarantine.append(gate)
+        if not gate.is_quarantined:
+            gate.is_quarantined = True
             _warn("a slot stays taken, as the device cannot say whether it still reads it", error)
 
     def _forget_uses(self) -> None:
@@ -343,7 +336,7 @@ class Gates:
             if use.mark is not None:
                 try:
                     if use.mark.is_passed():
-                        del self._uses[use]
+                        self._uses.pop(use, None)
                 except _TROUBLE as error:
                     use.mark = None
                     _warn("the device cannot say whether a copy is done", error)
@@ -354,41 +347,39 @@ class Gates:
         """No lease follows.  Unpins, and lets go of the mapping, once nothing is leased and no gate is shut: now, or in a
         thread of its own that sleeps until then.  If the interpreter ends before, so does the process, and its memory."""
         self._is_closed = True
-        if not self._is_active:
-            lib.arena_gates_close(self._native)
-        elif not self._finish():
-            with suppress(RuntimeError):  # no thread starts any more: the interpreter is about to end
-                self._thread = threading.Thread(target=self._linger, name="arena-gates", daemon=True)
-                self._thread.start()
+        is_over = False
+        try:
+            is_over = self._finish()
+        finally:
+            if not is_over:
+                with suppress(RuntimeError):  # no thread starts any more: the interpreter is about to end
+                    self._thread = threading.Thread(target=self._linger, name="arena-gates", daemon=True)
+                    self._thread.start()
 
     def _finish(self) -> bool:
         """One look; whether it was the last."""
-        with self._turn():
-            self._poll()
-        if lib.arena_gates_leases(self._native):
-            return False
-        if self.pinning.unpin():
+        if self._native is None:
+            return True
+        if self._is_active:
+            self.flush()
+            if lib.arena_gates_leases(self._native):
+                return False
+        is_free = self._is_active and self.pinning.unpin()
+        native, self._native = self._native, None  # an exception from here on leaves something, and frees nothing twice
+        if is_free:
             lib.arena_map_release(self._mapping)
-        lib.arena_gates_close(self._native)
+        lib.arena_gates_close(native)
         return True
 
     def _linger(self) -> None:
         while not self._finish():
-            if lib.arena_gates_leases(self._native) == len(self._quarantine):
+            if lib.arena_gates_leases(self._native) == self.quarantined:
                 return  # for good
-            lib.arena_gates_wait(self._native, GATE_SLICE_US if self._gates else _IDLE_SLICE_US)
+            lib.arena_gates_wait(self._native, GATE_SLICE_US if self.open_total else _IDLE_SLICE_US)
 
 
 def _address(pointer: Any) -> int:
     return int(ffi.cast("uintptr_t", pointer))
-
-
-def _chain(grant: Any) -> Iterable[Any]:
-    """Grants that were dropped; each may be released once the next is known."""
-    while grant:
-        following = lib.arena_grant_next(grant)
-        yield grant
-        grant = following
 
 
 def _warn(what: str, error: Exception | None) -> None:

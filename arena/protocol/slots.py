@@ -386,9 +386,8 @@ drop: Callable[[Lease], None] = capsules.LeaseType.drop
 """A holder of a slot is gone; the last one releases it.  Tensors do the same in C when their storage dies."""
 
 
-def release(c_grant: Any) -> None:
-    """A gated grant is dropped and its gate is open: gives its slot back, once."""
-    lib.arena_grant_release(c_grant)
+release: Callable[[Any], None] = lib.arena_grant_release
+"""A gated grant is dropped and its gate is open: gives its slot back, once."""
 
 
 def _refuse(mapping: Any, outcome: int, slot: int, generation: int) -> NoReturn:

@@ -179,7 +179,7 @@ def needs_no_gate(patch: pytest.MonkeyPatch) -> None:
 
 
 def opens_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gates._Mark, "is_passed", lambda self: True)
+    patch.setattr(gates.Mark, "is_passed", lambda self: True)
 
 
 def never_looks(patch: pytest.MonkeyPatch) -> None:
