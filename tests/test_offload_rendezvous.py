@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from offload_scripts import NOT_ALLOWED, fork_and_die, forked, join_from_another_namespace
 from offload_support import (
+    PAGE,
     Plan,
     Worker,
     construct,
@@ -28,7 +29,6 @@ from offload_support import (
 
 from arena.errors import AttachError
 from arena.shm import backing, leftovers, membership, process, rendezvous
-from arena.shm.backing import MemfdBacking
 from arena.shm.entry import RECORDS_OFFSET, Entry, Failure, Record
 from arena.shm.membership import Wanted
 from arena.shm.native import lib
@@ -176,13 +176,37 @@ def test_joiners_must_agree_on_the_sizes(engine_id: str, change: dict[str, int])
         one.ask("cleanup")
 
 
+@pytest.mark.parametrize(("first", "second"), [("memfd", "shm"), ("shm", "memfd")])
+def test_members_must_agree_on_the_backing(engine_id: str, first: str, second: str) -> None:
+    """And whoever is refused has done nothing to those who are alive."""
+    with region(engine_id, 0, backing=first) as mine:
+        left = what_is_left(engine_id)
+        with pytest.raises(AttachError, match=f"has backing='{first}' .* wants backing='{second}'"):
+            region(engine_id, 1, backing=second)
+        assert what_is_left(engine_id) == left
+        with region(engine_id, 1, backing=first) as joiner:
+            joiner.create_next_worker_view(PAGE).fill_(7)
+            assert int(mine.base_tensor[PAGE]) == 7
+
+
+def test_memory_that_a_dead_instance_named_goes_with_the_next_start(engine_id: str) -> None:
+    """Whatever backing that has."""
+    with workers(1) as (only,):
+        construct([(only, Plan(engine_id, 0, {"backing": "shm"}))])
+        only.kill()
+    assert len(what_is_left(engine_id)) == 2
+    with region(engine_id, 0, backing="memfd") as mine:
+        assert mine.is_creator
+        assert len(what_is_left(engine_id)) == 1
+
+
 # ---- what stands at the path already
 
 
 def a_dead_record(nonce: bytes) -> Record:
     ended = subprocess.run([sys.executable, "-S", "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     namespace = os.stat("/proc/self/ns/pid").st_ino
-    return Record(int(ended.stdout), 12345, namespace, 0, 7, 1, 2, 2 * 4 * 4096, 4 * 4096, nonce)
+    return Record(int(ended.stdout), 12345, namespace, 0, 7, 1, 2, 2 * 4 * 4096, 4 * 4096, nonce, "memfd")
 
 
 LEFTOVERS = {
@@ -329,9 +353,9 @@ def test_a_reused_pid_is_not_taken_for_a_member(monkeypatch: pytest.MonkeyPatch)
         return look(path, **options)
 
     monkeypatch.setattr(backing.os, "stat", forbidden)
-    mine = Record(os.getpid(), process.own_start_time(), 0, 0, 3, 1, 2, 4096, 4096, bytes(16))
-    assert MemfdBacking("")._has_memory(mine)
-    assert not MemfdBacking("")._has_memory(replace(mine, start=mine.start + 1))
+    mine = Record(os.getpid(), process.own_start_time(), 0, 0, 3, 1, 2, 4096, 4096, bytes(16), "memfd")
+    assert backing._has_memory(mine)
+    assert not backing._has_memory(replace(mine, start=mine.start + 1))
 
 
 # ---- PID namespaces
@@ -349,7 +373,7 @@ def test_a_live_member_in_another_pid_namespace_is_an_error_and_a_dead_one_is_st
         member.entry.erase_record(offset)
         member.entry.write_record(offset + 128, elsewhere)
         other = Entry.open(member.entry.path, create=False)
-        assert MemfdBacking("").survivors(other) == []
+        assert backing.survivors(other) == {}
         other.close()
         member.entry.erase_record(offset + 128)
         member.entry.write_record(offset, Record(**{**vars(elsewhere), "namespace": os.stat("/proc/self/ns/pid").st_ino}))

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from arena.errors import AttachError, CapacityError
 from arena.shm import capacity, layout, process
 from arena.shm.descriptors import close_kept, open_kept
-from arena.shm.entry import Entry, Record
+from arena.shm.entry import BACKINGS, Entry, Record
 from arena.shm.native import lib
 from arena.shm.shortage import lock
 
@@ -28,12 +28,12 @@ log = logging.getLogger("arena.shm")
 
 HUGE_PAGE = 2 << 20
 
+Records = dict[int, Record]
+"""Members by the place of their record in the entry."""
+
 
 class Backing(Protocol):
     """Where a region's memory comes from."""
-
-    def survivors(self, entry: Entry) -> list[Record]:
-        """The records of members that are alive, in the order of the entry."""
 
     def open(self, member: Record) -> int | None:
         """The memory, through a live member; None if it has died meanwhile.
@@ -48,9 +48,6 @@ class Backing(Protocol):
     def close(self, fd: int) -> None:
         """Gives up this process's hold of the memory; tensors may keep it mapped."""
 
-    def remove(self) -> None:
-        """Removes the name of memory that nobody has any more, if it has one."""
-
 
 class MemfdBacking:
     """Memory without a name."""
@@ -58,24 +55,15 @@ class MemfdBacking:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def survivors(self, entry: Entry) -> list[Record]:
+    @staticmethod
+    def survivors(entry: Entry, records: Records) -> Records:
+        """Those of the members that are alive."""
         here = process.pid_namespace()
-        return [
-            record
-            for offset, record in entry.read().records.items()
-            if (self._has_memory(record) if record.namespace == here else entry.is_held(offset))
-        ]
-
-    def _has_memory(self, member: Record) -> bool:
-        if process.start_time(member.pid) != member.start:
-            return False
-        try:
-            status = os.stat(_path_of(member))
-        except PermissionError:
-            return True  # it lives; whoever tries to open the memory gets the reason
-        except OSError:
-            return False
-        return (status.st_dev, status.st_ino) == (member.device, member.inode)
+        return {
+            offset: record
+            for offset, record in records.items()
+            if (_has_memory(record) if record.namespace == here else entry.is_held(offset))
+        }
 
     def open(self, member: Record) -> int | None:
         if member.namespace != process.pid_namespace():
@@ -137,9 +125,6 @@ class MemfdBacking:
     def close(self, fd: int) -> None:
         close_kept(fd)
 
-    def remove(self) -> None:
-        """It has no name."""
-
 
 class ShmBacking:
     """Memory under a name."""
@@ -147,20 +132,25 @@ class ShmBacking:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def survivors(self, entry: Entry) -> list[Record]:
+    def survivors(self, entry: Entry, records: Records) -> Records:
+        """Those of the members that are alive.
+
+        Raises:
+            AttachError: somebody has the memory, and the entry does not say who.
+        """
         try:
             os.lstat(self._path)  # says that it is not there even where no descriptor is left to open it
             fd = open_kept(lambda: os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
         except FileNotFoundError:
-            return []
+            return {}
         try:
             lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, self._path)
-            return []
+            return {}
         except BlockingIOError:
             inode = os.fstat(fd).st_ino
         finally:
             close_kept(fd)
-        members = [record for record in entry.read().records.values() if record.inode == inode]
+        members = {offset: record for offset, record in records.items() if record.inode == inode}
         if not members:
             raise AttachError(f"{self._path} is in use, and {entry.path} does not say by whom: end its users (fuser)")
         return members
@@ -184,7 +174,7 @@ class ShmBacking:
             lock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, self._path)
             _set_size(fd, nbytes)
         except BaseException:
-            self.remove()
+            remove_memory(self._path)
             close_kept(fd)
             raise
         return fd
@@ -193,9 +183,28 @@ class ShmBacking:
         fcntl.flock(fd, fcntl.LOCK_UN)  # a mapping that somebody still holds would keep the lock
         close_kept(fd)
 
-    def remove(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
+
+def survivors(entry: Entry) -> Records:
+    """The members that are alive, whatever memory they have, in the order of the entry.
+
+    Raises:
+        AttachError: somebody has the named memory, and the entry does not say who.
+    """
+    records = entry.read().records
+    of = {backing: {offset: each for offset, each in records.items() if each.backing == backing} for backing in BACKINGS}
+    found = MemfdBacking.survivors(entry, of["memfd"]) | ShmBacking(memory_path(entry.path)).survivors(entry, of["shm"])
+    return dict(sorted(found.items()))
+
+
+def memory_path(entry: Path) -> Path:
+    """Where the memory of that entry is, if it has a name."""
+    return entry.with_name(entry.name + ".data")
+
+
+def remove_memory(path: Path) -> None:
+    """Removes the name of memory that nobody has any more, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def advise_huge_pages(mapping: Any) -> None:
@@ -249,6 +258,18 @@ def _free_huge_bytes() -> int:
     if info.get("Hugepagesize", 0) * 1024 != HUGE_PAGE:
         return 0
     return max(0, info["HugePages_Free"] - info["HugePages_Rsvd"]) * HUGE_PAGE
+
+
+def _has_memory(member: Record) -> bool:
+    if process.start_time(member.pid) != member.start:
+        return False
+    try:
+        status = os.stat(_path_of(member))
+    except PermissionError:
+        return True  # it lives; whoever tries to open the memory gets the reason
+    except OSError:
+        return False
+    return (status.st_dev, status.st_ino) == (member.device, member.inode)
 
 
 def _path_of(member: Record) -> str:

@@ -29,7 +29,9 @@ ENTRY_BYTES_MAX = 1 << 20  # 8,000 members: more is not an entry of ours
 NO_RANK = -1
 LOCK_TIMEOUT_S = 1.0
 
-_RECORD = struct.Struct("<4sIiIQQQQQQ16s")
+BACKINGS = ("memfd", "shm")
+
+_RECORD = struct.Struct("<4sIiIQQQQQQ16sB")
 _FAILURE = struct.Struct("<4sIIQ16s")
 _CHECKSUM = struct.Struct("<I")
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock of fcntl(2)
@@ -52,6 +54,7 @@ class Record:
     size: int
     row_bytes: int
     nonce: bytes
+    backing: str
 
     @property
     def rank_text(self) -> str:
@@ -60,7 +63,7 @@ class Record:
     def pack(self) -> bytes:
         body = _RECORD.pack(
             _RECORD_MAGIC, self.pid, self.rank, self.fd, self.start, self.namespace, self.device, self.inode,
-            self.size, self.row_bytes, self.nonce,
+            self.size, self.row_bytes, self.nonce, BACKINGS.index(self.backing),
         )  # fmt: skip
         return (body + _CHECKSUM.pack(zlib.crc32(body))).ljust(RECORD_BYTES, b"\0")
 
@@ -70,10 +73,10 @@ class Record:
         body, checksum = raw[: _RECORD.size], raw[_RECORD.size : _RECORD.size + _CHECKSUM.size]
         if len(raw) != RECORD_BYTES or checksum != _CHECKSUM.pack(zlib.crc32(body)):
             return None
-        magic, pid, rank, fd, start, namespace, device, inode, size, row_bytes, nonce = _RECORD.unpack(body)
-        if magic != _RECORD_MAGIC:
+        magic, pid, rank, fd, start, namespace, device, inode, size, row_bytes, nonce, backing = _RECORD.unpack(body)
+        if magic != _RECORD_MAGIC or backing >= len(BACKINGS):
             return None
-        return Record(pid, start, namespace, rank, fd, device, inode, size, row_bytes, nonce)
+        return Record(pid, start, namespace, rank, fd, device, inode, size, row_bytes, nonce, BACKINGS[backing])
 
 
 @dataclass(frozen=True)

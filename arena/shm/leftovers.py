@@ -12,7 +12,7 @@ from pathlib import Path
 
 from arena.errors import ArenaError, AttachError
 from arena.shm import capacity, layout, names
-from arena.shm.backing import Backing, MemfdBacking, ShmBacking
+from arena.shm.backing import memory_path, remove_memory, survivors
 from arena.shm.directory import check_directory, directory, remove_directory
 from arena.shm.entry import Entry
 from arena.shm.membership import Wanted
@@ -78,7 +78,7 @@ def _is_socket(inside: os.DirEntry[str]) -> bool:
 
 def remove_failure(wanted: Wanted) -> None:
     """Removes the failure that a process of this instance left, unless somebody lives who has yet to read it."""
-    _if_dead(wanted.path, wanted.make_backing(), nonce=wanted.nonce, remove=True)
+    _if_dead(wanted.path, nonce=wanted.nonce, remove=True)
 
 
 def _regions(where: Path, *, remove: bool) -> Iterator[Leftover]:
@@ -87,21 +87,20 @@ def _regions(where: Path, *, remove: bool) -> Iterator[Leftover]:
     except AttachError:  # no region was ever there
         return
     for path in (each for each in sorted(where.glob("offload-*")) if each.suffix != ".data"):
-        data = path.with_name(path.name + ".data")
-        backing: Backing = ShmBacking(data) if data.exists() else MemfdBacking("")
+        data = memory_path(path)
         with contextlib.suppress(OSError, ArenaError):
             nbytes = sum(each.stat().st_blocks * 512 for each in (path, data) if each.exists())
-            if _if_dead(path, backing, nonce=None, remove=remove):
+            if _if_dead(path, nonce=None, remove=remove):
                 yield Leftover(path, "offload region", nbytes)
     for data in sorted(where.glob("offload-*.data")):
         path = data.with_suffix("")
         with contextlib.suppress(OSError, ArenaError):
             nbytes = data.stat().st_blocks * 512
-            if not path.exists() and _if_without_entry(path, ShmBacking(data), remove=remove):
+            if not path.exists() and _if_without_entry(path, remove=remove):
                 yield Leftover(data, "offload region", nbytes)
 
 
-def _if_dead(path: Path, backing: Backing, *, nonce: bytes | None, remove: bool) -> bool:
+def _if_dead(path: Path, *, nonce: bytes | None, remove: bool) -> bool:
     try:
         entry = Entry.open(path, create=False)
     except FileNotFoundError:
@@ -110,10 +109,10 @@ def _if_dead(path: Path, backing: Backing, *, nonce: bytes | None, remove: bool)
         entry.lock()
         failure = entry.read().failure
         wrong = nonce is not None and (failure is None or failure.nonce != nonce)
-        if wrong or not entry.is_at_path() or backing.survivors(entry):
+        if wrong or not entry.is_at_path() or survivors(entry):
             return False
         if remove:
-            backing.remove()
+            remove_memory(memory_path(path))
             entry.unlink()
             remove_directory(path.parent)
         return True
@@ -121,7 +120,7 @@ def _if_dead(path: Path, backing: Backing, *, nonce: bytes | None, remove: bool)
         entry.close()
 
 
-def _if_without_entry(path: Path, backing: Backing, *, remove: bool) -> bool:
+def _if_without_entry(path: Path, *, remove: bool) -> bool:
     """Whether memory whose entry is gone is nobody's.  It gets an entry for a moment: nobody comes to it meanwhile."""
     entry = Entry.open(path, create=True)
     try:
@@ -129,9 +128,9 @@ def _if_without_entry(path: Path, backing: Backing, *, remove: bool) -> bool:
         if not entry.is_at_path() or not entry.is_empty():
             return False
         try:
-            is_dead = not backing.survivors(entry)
+            is_dead = not survivors(entry)
             if is_dead and remove:
-                backing.remove()
+                remove_memory(memory_path(path))
             return is_dead
         finally:
             entry.unlink()

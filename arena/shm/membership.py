@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from arena.shm.backing import Backing, MemfdBacking, ShmBacking
+from arena.shm.backing import Backing, MemfdBacking, ShmBacking, memory_path
 from arena.shm.directory import directory, entry_name
 from arena.shm.entry import Entry
 
@@ -64,7 +64,7 @@ class Wanted:
 
     def make_backing(self) -> Backing:
         if self.backing == "shm":
-            return ShmBacking(self.path.with_name(self.path.name + ".data"))
+            return ShmBacking(memory_path(self.path))
         return MemfdBacking("arena-" + entry_name(self.engine_id))
 
 

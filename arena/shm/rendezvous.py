@@ -18,7 +18,7 @@ from typing import Any
 
 from arena.errors import ArenaError, AttachError, CapacityError
 from arena.shm import process
-from arena.shm.backing import HUGE_PAGE, Backing, check_capacity
+from arena.shm.backing import HUGE_PAGE, Backing, Records, check_capacity, memory_path, remove_memory, survivors
 from arena.shm.descriptors import close_kept
 from arena.shm.directory import check_directory, make_directory, remove_directory
 from arena.shm.entry import NO_RANK, Entry, Record
@@ -110,30 +110,35 @@ def _attach(wanted: Wanted, backing: Backing, entry: Entry) -> Member | None:
     """Comes in through a live member; None if there is none."""
     forget_past_failure(wanted, entry)
     for _ in range(RETRIES_MAX):
-        survivors = backing.survivors(entry)
-        if not survivors:
+        alive = survivors(entry)
+        if not alive:
             find_failed_creator(wanted, entry)
             step("find_nobody")
             return None
-        find_other_instance(wanted, survivors)
+        find_other_instance(wanted, alive)
         step("find_live_member")
-        fd = attach_memory(wanted, backing, survivors[0])
+        fd = attach_memory(wanted, backing, next(iter(alive.values())))
         if fd is not None:
             return append_record(wanted, backing, entry, fd)
         step("member_died_meanwhile")
     raise AttachError(f"{RETRIES_MAX} members of {wanted.path} were alive and had no memory: report this")
 
 
-def find_other_instance(wanted: Wanted, survivors: list[Record]) -> None:
-    """Raises if the live members are another instance, or another process has this rank, or they disagree on sizes."""
-    for member in survivors:
+def find_other_instance(wanted: Wanted, alive: Records) -> None:
+    """Raises if the live members are another instance, or have other memory or sizes, or one of them has this rank."""
+    for member in alive.values():
         if member.nonce != wanted.nonce:
             step("find_other_instance")
             raise AttachError(
                 f"region {wanted.engine_id!r} belongs to a live instance with another nonce (process {member.pid}, "
                 f"rank {member.rank_text}): end it, or use another engine_id"
             )
-    for member in survivors:
+    for member in alive.values():
+        if member.backing != wanted.backing:
+            raise AttachError(
+                f"region {wanted.engine_id!r} has backing={member.backing!r} (process {member.pid}), and this process "
+                f"wants backing={wanted.backing!r}: all must pass the same"
+            )
         lives = member.namespace != process.pid_namespace() or process.start_time(member.pid) == member.start
         if wanted.rank is not None and member.rank == wanted.rank and lives:
             raise AttachError(
@@ -176,7 +181,7 @@ def _create(wanted: Wanted, backing: Backing, entry: Entry) -> Member:
             return write_record(wanted, backing, entry, fd)
         except BaseException:
             close_kept(fd)
-            backing.remove()
+            remove_memory(memory_path(wanted.path))
             raise
     except BaseException as error:
         memory_check_fails(wanted, entry, error)
@@ -185,7 +190,7 @@ def _create(wanted: Wanted, backing: Backing, entry: Entry) -> Member:
 
 def create_memory(wanted: Wanted, backing: Backing) -> int:
     """Makes the memory, if all checks say that it is there."""
-    backing.remove()  # nobody has what a dead instance left under a name, and until then its bytes count as used
+    remove_memory(memory_path(wanted.path))  # a dead instance's: nobody has it, and its bytes count as used
     check_capacity(wanted.nbytes, wanted.backing)
     if wanted.check is not None:
         wanted.check(wanted.nbytes)
@@ -267,6 +272,7 @@ def _own_record(wanted: Wanted, fd: int) -> Record:
         size=wanted.nbytes,
         row_bytes=wanted.row_bytes,
         nonce=wanted.nonce,
+        backing=wanted.backing,
     )
 
 
@@ -283,7 +289,7 @@ def leave(member: Member) -> None:
             erase_record(member)
         finally:
             close_memory(member)
-        if member.entry.is_at_path() and not member.backing.survivors(member.entry):
+        if member.entry.is_at_path() and not survivors(member.entry):
             unlink_entry(member)
     except (OSError, ArenaError) as error:
         log.warning("the entry %s stays until the next start takes it over: %s", member.entry.path, error)
@@ -311,7 +317,7 @@ def close_memory(member: Member) -> None:
 
 def unlink_entry(member: Member) -> None:
     """The last member removes the names, under the lock."""
-    member.backing.remove()
+    remove_memory(memory_path(member.wanted.path))
     member.entry.unlink()
     remove_directory(member.wanted.directory)
     step("unlink_entry")
@@ -332,8 +338,7 @@ def report_failure(wanted: Wanted, error: BaseException) -> None:
         return
     entry = lock_entry(wanted)
     try:
-        survivors = wanted.make_backing().survivors(entry)
-        if all(member.nonce == wanted.nonce for member in survivors):
+        if all(member.nonce == wanted.nonce for member in survivors(entry).values()):
             write_failure(entry, wanted, error)
     finally:
         entry.close()
