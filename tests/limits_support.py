@@ -262,8 +262,7 @@ def _case(what: str, amount: int, kind: str) -> dict[str, Any]:
 def _names(pid: int) -> list[str]:
     """What a process has left."""
     places = Path(tempfile.gettempdir()), Path("/dev/shm")
-    entry = f"arena-{os.geteuid()}/offload-limits-{pid}"
-    patterns = f"arena-{pid}-*", entry, f"{entry}.data"
+    patterns = f"arena-{pid}-*", f"arena-{os.geteuid()}/*-limits-{pid}"
     return sorted(str(path) for place in places for pattern in patterns for path in place.glob(pattern))
 
 
@@ -285,7 +284,7 @@ def run(what: str, amount: int, backing: str) -> dict[str, Any]:
         answer = pipe.read()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     left = _names(pid)
-    for path in (Path(each) for each in left if "/offload-" in each):  # seen, and not to stay in the machine's /dev/shm
+    for path in (Path(each) for each in left if f"arena-{os.geteuid()}/" in each):  # not to stay in the machine's /dev/shm
         path.unlink()
         remove_directory(path.parent)
     return {

@@ -19,6 +19,7 @@ from unittest import mock
 from arena.errors import CapacityError
 from arena.offload import SharedOffloadRegion
 from arena.shm import meeting, membership
+from arena.shm.backing import memory_path
 from arena.shm.directory import directory, entry_name
 
 WATCHDOG_S = 60.0
@@ -156,10 +157,14 @@ def entry_of(engine_id: str) -> str:
     return str(directory() / entry_name(engine_id))
 
 
+def memory_of(engine_id: str) -> str:
+    """Where it is, if it has a name."""
+    return str(memory_path(Path(entry_of(engine_id))))
+
+
 def what_is_left(engine_id: str) -> list[str]:
     """Names of an engine's that are still there."""
-    path = entry_of(engine_id)
-    return [name for name in (path, path + ".data") if os.path.exists(name)]
+    return [name for name in (entry_of(engine_id), memory_of(engine_id)) if os.path.exists(name)]
 
 
 def put_in_the_way(engine_id: str, make: Callable[[Path], object]) -> Path:

@@ -72,7 +72,7 @@ def found(engine_id: str, pid: int, *, remove: bool) -> list[str]:
 
 
 def names_of(shm: Path, engine_id: str, pid: int) -> list[str]:
-    return sorted(str(path) for path in [*shm.glob(f"arena-{pid}-*"), *shm.glob(f"arena-*/offload-{engine_id}*")])
+    return sorted(str(path) for path in [*shm.glob(f"arena-{pid}-*"), *shm.glob(f"arena-*/*-{engine_id}*")])
 
 
 EVERYTHING = ["offload region", "segment", "socket"]

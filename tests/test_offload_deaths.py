@@ -10,6 +10,7 @@ from offload_support import (
     Plan,
     construct,
     entry_of,
+    memory_of,
     region,
     what_is_left,
     workers,
@@ -33,7 +34,7 @@ def assert_a_new_start_works(engine_id: str, backing: str) -> None:
     left = what_is_left(engine_id)
     assert os.path.getsize(entry_of(engine_id)) <= 4096 if entry_of(engine_id) in left else True
     if backing == "memfd":
-        assert entry_of(engine_id) + ".data" not in left
+        assert memory_of(engine_id) not in left
     with region(engine_id, nonce="the next one", backing=backing) as new:
         assert new.is_creator
         assert not new.base_tensor.any()

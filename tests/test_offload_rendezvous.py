@@ -189,6 +189,17 @@ def test_members_must_agree_on_the_backing(engine_id: str, first: str, second: s
             assert int(mine.base_tensor[PAGE]) == 7
 
 
+def test_no_engines_entry_is_another_ones_memory(engine_id: str) -> None:
+    with region(engine_id, 0, backing="shm") as named:
+        for other_id in (f"{engine_id}.data", f"memory-{engine_id}", f"{engine_id}-memory"):
+            with region(other_id, 0) as other, region(other_id, 1) as joiner:
+                assert other.is_creator
+                assert not joiner.is_creator
+        with region(engine_id, 1, backing="shm") as joiner:
+            assert not joiner.is_creator
+        assert named.is_creator
+
+
 def test_memory_that_a_dead_instance_named_goes_with_the_next_start(engine_id: str) -> None:
     """Whatever backing that has."""
     with workers(1) as (only,):
@@ -278,7 +289,7 @@ def test_a_successor_is_not_unlinked_by_the_generation_before(engine_id: str) ->
 def test_what_dead_runs_left_can_be_removed_and_the_living_stay(tmp_path: Path) -> None:
     member = rendezvous.join(wanted(tmp_path))
     try:
-        for name in ("offload-stale", "offload-stale.data", "offload-torn", "mine.txt"):
+        for name in ("offload-stale", "memory-stale", "offload-torn", "mine.txt"):
             (tmp_path / name).write_bytes(b"x" * 2000)
         stale = [tmp_path / "offload-stale", tmp_path / "offload-torn"]
         for remove in (False, True):
@@ -294,10 +305,10 @@ def test_named_memory_whose_entry_is_gone_can_be_removed_unless_somebody_has_it(
     member = rendezvous.join(replace(wanted(tmp_path), backing="shm"))
     try:
         member.entry.unlink()
-        (lost := tmp_path / "offload-lost.data").write_bytes(b"x" * 2000)
+        (lost := tmp_path / "memory-lost").write_bytes(b"x" * 2000)
         for remove in (False, True):
             assert [each.path for each in leftovers.collect(remove=remove, entries=tmp_path, places=())] == [lost]
-        assert [path.name for path in tmp_path.iterdir()] == ["offload-region.data"]
+        assert [path.name for path in tmp_path.iterdir()] == ["memory-region"]
     finally:
         lib.arena_map_release(member.mapping)
         rendezvous.leave(member)

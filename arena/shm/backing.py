@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from arena.errors import AttachError, CapacityError
 from arena.shm import capacity, layout, process
 from arena.shm.descriptors import close_kept, open_kept
+from arena.shm.directory import ENTRY_PREFIX, MEMORY_PREFIX
 from arena.shm.entry import BACKINGS, Entry, Record
 from arena.shm.native import lib
 from arena.shm.shortage import lock
@@ -198,7 +199,12 @@ def survivors(entry: Entry) -> Records:
 
 def memory_path(entry: Path) -> Path:
     """Where the memory of that entry is, if it has a name."""
-    return entry.with_name(entry.name + ".data")
+    return entry.with_name(MEMORY_PREFIX + entry.name.removeprefix(ENTRY_PREFIX))
+
+
+def entry_path(memory: Path) -> Path:
+    """The other way round."""
+    return memory.with_name(ENTRY_PREFIX + memory.name.removeprefix(MEMORY_PREFIX))
 
 
 def remove_memory(path: Path) -> None:

@@ -12,6 +12,10 @@ from urllib.parse import quote
 from arena.errors import AttachError
 from arena.shm.capacity import SHM_DIRECTORY
 
+ENTRY_PREFIX = "offload-"
+MEMORY_PREFIX = "memory-"
+"""Not a suffix: some engine's id may end in any."""
+
 
 def directory() -> Path:
     """The one directory for all processes of this user, whatever their environments say: two would split a region."""
@@ -23,7 +27,7 @@ def entry_name(engine_id: str) -> str:
     name = quote(engine_id, safe="")
     if len(name) > 150:
         name = hashlib.blake2b(engine_id.encode(), digest_size=32).hexdigest()
-    return f"offload-{name}"
+    return ENTRY_PREFIX + name
 
 
 def make_directory(path: Path) -> None:

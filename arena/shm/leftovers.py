@@ -12,8 +12,8 @@ from pathlib import Path
 
 from arena.errors import ArenaError, AttachError
 from arena.shm import capacity, layout, names
-from arena.shm.backing import memory_path, remove_memory, survivors
-from arena.shm.directory import check_directory, directory, remove_directory
+from arena.shm.backing import entry_path, memory_path, remove_memory, survivors
+from arena.shm.directory import ENTRY_PREFIX, MEMORY_PREFIX, check_directory, directory, remove_directory
 from arena.shm.entry import Entry
 from arena.shm.membership import Wanted
 
@@ -86,14 +86,14 @@ def _regions(where: Path, *, remove: bool) -> Iterator[Leftover]:
         check_directory(where)
     except AttachError:  # no region was ever there
         return
-    for path in (each for each in sorted(where.glob("offload-*")) if each.suffix != ".data"):
+    for path in sorted(where.glob(f"{ENTRY_PREFIX}*")):
         data = memory_path(path)
         with contextlib.suppress(OSError, ArenaError):
             nbytes = sum(each.stat().st_blocks * 512 for each in (path, data) if each.exists())
             if _if_dead(path, nonce=None, remove=remove):
                 yield Leftover(path, "offload region", nbytes)
-    for data in sorted(where.glob("offload-*.data")):
-        path = data.with_suffix("")
+    for data in sorted(where.glob(f"{MEMORY_PREFIX}*")):
+        path = entry_path(data)
         with contextlib.suppress(OSError, ArenaError):
             nbytes = data.stat().st_blocks * 512
             if not path.exists() and _if_without_entry(path, remove=remove):
