@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from cache_support import PAGE, cache_of, is_there, pages, put
 
 from arena import ObjectCache, Uncached
