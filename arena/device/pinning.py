@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from arena.config import Pin
 from arena.device.interface import ERROR_NOT_REGISTERED, Device
@@ -90,6 +91,8 @@ class _State(Enum):
 class Pinning:
     """What one process has pinned of one mapping.  Thread-safe; no lock is held while the driver works.
 
+    A signal handler or a finalizer may call it in the middle of a call of its own thread: nothing waits for that one.
+
     Args:
         device: the device that is to read the memory.
         address: where the mapping begins; at a page.
@@ -132,8 +135,10 @@ class Pinning:
         self._failure: str | None = None
         self._closed = False
         self._pid = os.getpid()
-        self._changed = threading.Condition()
-        self._unpinning = threading.Lock()
+        self._registering: dict[int, int] = {}  # a chunk's number -> the thread that is at it
+        self._lock = threading.RLock()  # not through the Condition, whose __enter__ a signal handler can end
+        self._changed = threading.Condition(self._lock)
+        self._unpinning: Any = threading.RLock()
         self._thread: threading.Thread | None = None
 
     # ---- pinning ------------------------------------------------------------------------------
@@ -163,9 +168,10 @@ class Pinning:
 
         All of them count as being registered until it is known which: nobody takes one for pinned that is undone.
         """
-        taken = self._take(wanted)
+        taken: list[int] = []
         registered: list[int] = []
         try:
+            self._take(wanted, taken)
             for index in taken:
                 if self._closed:
                     break
@@ -176,19 +182,27 @@ class Pinning:
             self._report("memory is not pinned, so copies to the device are slower", error)
             registered = [index for index in registered[:-1] if not self._unregister(index)]
         finally:
-            self._set(taken, registered)
+            try:
+                self._set(taken, registered)
+            except BaseException:  # a signal handler's: others would wait for these chunks for ever
+                self._set(taken, registered)
+                raise
         return self._all_pinned(wanted)
 
-    def _take(self, wanted: range) -> list[int]:
+    def _take(self, wanted: range, taken: list[int]) -> None:
         """Reserve those of these chunks that are to be registered now, once no other thread is at work on any."""
-        with self._changed:
-            self._changed.wait_for(lambda: all(self._states[index] is not _State.REGISTERING for index in wanted))
+        me = threading.get_ident()
+        with self._lock:
+            if any(self._registering.get(index) == me for index in wanted):
+                return
+            self._changed.wait_for(lambda: self._registering.keys().isdisjoint(wanted))
             if self._failure is not None:
-                return []
-            taken = [index for index in wanted if self._states[index] is _State.PAGEABLE]
-            for index in taken:
-                self._states[index] = _State.REGISTERING
-            return taken
+                return
+            for index in wanted:
+                if self._states[index] is _State.PAGEABLE:
+                    taken.append(index)
+                    self._registering[index] = me
+                    self._states[index] = _State.REGISTERING
 
     def _register(self, chunk: Chunk) -> None:
         if self._populate is not None:
@@ -196,7 +210,7 @@ class Pinning:
         self._device.register(self._address + chunk.offset, chunk.nbytes, read_only=self._read_only)
 
     def _start_thread(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._thread is not None or self._closed:
                 return
             self._thread = threading.Thread(target=self._pin_all, name="arena-pin", daemon=True)
@@ -210,23 +224,31 @@ class Pinning:
 
     # ---- unpinning ----------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """Nothing more is pinned: a call that is under way ends with the chunk that it is at."""
+        self._closed = True
+
     def unpin(self) -> bool:
         """Undo everything, for good; to be called before the memory is unmapped, and it may be called again.
 
         Returns:
             True when nothing is registered any more.  False when the driver refused: then the memory must stay mapped,
-            since the driver would take a later mapping at this address for this one.
+            since the driver would take a later mapping at this address for this one.  False as well in the middle of a
+            call of the same thread, which pins or unpins: to be called again when that has returned.
         """
         if os.getpid() != self._pid:
             return True  # a forked child has pinned nothing, and its parent's locks may be held for ever
+        self.close()
+        if self._unpinning._is_owned() or threading.get_ident() in list(self._registering.values()):
+            return False
         with self._unpinning:
-            with self._changed:
-                self._closed = True
-                self._changed.wait_for(lambda: _State.REGISTERING not in self._states)
+            with self._lock:
+                self._changed.wait_for(lambda: not self._registering)
             pinned = [index for index, state in enumerate(self._states) if state is _State.PINNED]
-            left = [index for index in pinned if not self._unregister(index)]
-            self._set(pinned, left)
-            return not left
+            for index in pinned:
+                if self._unregister(index):
+                    self._set([index], [])
+            return _State.PINNED not in self._states
 
     def _unregister(self, index: int) -> bool:
         """Tell whether the chunk is free of the driver now."""
@@ -301,14 +323,15 @@ class Pinning:
     def _set(self, indexes: list[int], pinned: list[int]) -> None:
         """Of these chunks, those in ``pinned`` are pinned, and the others are not."""
         kept = frozenset(pinned)
-        with self._changed:
+        with self._lock:
             for index in indexes:
                 self._states[index] = _State.PINNED if index in kept else _State.PAGEABLE
+                self._registering.pop(index, None)
             self._changed.notify_all()
 
     def _report(self, consequence: str, error: Exception) -> None:
         """Remember the first failure, which ends all attempts, and leave no error behind in the driver."""
-        with self._changed:
+        with self._lock:
             first, self._failure = self._failure is None, self._failure or str(error) or repr(error)
         if isinstance(error, DeviceError):
             with suppress(DeviceError):
