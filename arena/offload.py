@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
@@ -312,7 +312,9 @@ class _Held:
     def __init__(self, member: Member) -> None:
         self.member = member
         self.pinning: Pinning | None = None
-        self._lock = threading.Lock()
+        self._turn: Any = threading.RLock()  # held by the thread that pins or gives up: an RLock knows whose it is
+        self._is_closed = False  # nothing is pinned any more
+        self._is_given_up = False
 
     def tensor(self, nbytes: int) -> torch.Tensor:
         """All of it, as a tensor whose storage keeps the mapping."""
@@ -320,26 +322,51 @@ class _Held:
 
     def pin(self, device: Device, nbytes: int, row_bytes: int, *, background: bool) -> None:
         """Registers it, unless it is already; after a failure, tries again."""
-        with self._lock:
-            if self.pinning is None or (self.pinning.reason_unpinned is not None and self.pinning.unpin()):
-                huge = os.fstatvfs(self.member.memory_fd).f_bsize == HUGE_PAGE
-                self.pinning = Pinning(
-                    device,
-                    address_of(self.member.mapping.data),
-                    nbytes,
-                    row_bytes=row_bytes,
-                    pin="background" if background else "eager",
-                    chunk_bytes=None if background else REGISTER_BYTES_MAX,
-                    page_bytes=HUGE_PAGE if huge else mmap.PAGESIZE,
-                )
-            if (reason := device.unavailable()) is not None:
-                log.warning("the region is not pinned: %s", reason)
+        try:
+            with self._turn:
+                if self._is_closed:
+                    raise ArenaError(_RELEASED)
+                self._pin(device, nbytes, row_bytes, background=background)
+        finally:
+            if self._is_closed:  # by a signal handler in the middle of this: what it has left is done now
+                self.release()
+
+    def _pin(self, device: Device, nbytes: int, row_bytes: int, *, background: bool) -> None:
+        if self.pinning is None or (self.pinning.reason_unpinned is not None and self.pinning.unpin()):
+            huge = os.fstatvfs(self.member.memory_fd).f_bsize == HUGE_PAGE
+            self.pinning = Pinning(
+                device,
+                address_of(self.member.mapping.data),
+                nbytes,
+                row_bytes=row_bytes,
+                pin="background" if background else "eager",
+                chunk_bytes=None if background else REGISTER_BYTES_MAX,
+                page_bytes=HUGE_PAGE if huge else mmap.PAGESIZE,
+            )
+        if (reason := device.unavailable()) is not None:
+            log.warning("the region is not pinned: %s", reason)
+        if not self._is_closed:
             self.pinning.start()
 
     def release(self) -> None:
-        """Unpins, unmaps and leaves, in this order; nothing in a forked child, which has none of it."""
+        """Unpins, unmaps and leaves, in this order; nothing in a forked child, which has none of it.
+
+        Waits for another thread that pins.  In a signal handler, in the middle of its own thread's pinning, it is done when
+        that returns.
+        """
         if self.member.pid != os.getpid():
             return
+        self._is_closed = True
+        if self.pinning is not None:
+            self.pinning.close()
+        if self._turn._is_owned():
+            return
+        with self._turn:
+            if not self._is_given_up:
+                self._is_given_up = True
+                self._give_up()
+
+    def _give_up(self) -> None:
         if self.pinning is not None and not self.pinning.unpin():
             lib.arena_map_retain(self.member.mapping)  # the device still knows it, so it stays mapped
         lib.arena_map_release(self.member.mapping)
