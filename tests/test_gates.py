@@ -117,6 +117,23 @@ def test_a_tensor_over_several_chunks_is_copied_chunk_by_chunk(monkeypatch: pyte
         del first, tensor
 
 
+def test_a_view_that_shows_more_than_it_has_is_copied_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expanded, a tensor has more elements than its memory, and at the end more than the mapping."""
+
+    def copy(source: torch.Tensor, target: torch.Tensor, stream: Any, *, non_blocking: bool) -> None:
+        target.copy_(source)
+
+    with pinned_queue() as (writer, reader, device):
+        tensor = receive(writer, reader)
+        monkeypatch.setattr(device, "copy", copy)
+        for view in (tensor.expand(100, -1), tensor.view(64, -1).t(), tensor[::7], tensor.as_strided((9, 9), (3, 2))):
+            assert torch.equal(reader.to_device(view, "sim:0"), view)
+        del tensor, view
+        reader.flush_releases()
+        device.drain()
+        assert reader.flush_releases() == 0 == busy(writer)
+
+
 # ---- when it is looked at --------------------------------------------------------------------------------------------
 
 

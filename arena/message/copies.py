@@ -32,15 +32,18 @@ def target_of(
 def pieces(
     source: torch.Tensor, target: torch.Tensor, offset: int, cuts: Sequence[Chunk]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Source and target, cut where one copy would read from two pinned chunks; ``offset`` is where the source begins."""
-    if len(cuts) < 2 or not _is_flat(source):
+    """Source and target, cut where one copy would read from two pinned chunks; ``offset`` is where the source begins.
+
+    Only what is flat can be cut.
+    """
+    if len(cuts) < 2:
         return [(source, target)]
     flat = _bytes_of(source), _bytes_of(target)
     ranges = [slice(cut.offset - offset, cut.offset - offset + cut.nbytes) for cut in cuts]
     return [(flat[0][at], flat[1][at]) for at in ranges]
 
 
-def _is_flat(tensor: torch.Tensor) -> bool:
+def is_flat(tensor: torch.Tensor) -> bool:
     """Whether its elements are one range of memory, as they are."""
     return is_dense(tensor.shape, tensor.stride()) and not tensor.is_conj() and not tensor.is_neg()
 

@@ -149,7 +149,7 @@ class Gates:
         stream, target = copies.target_of(self._device, tensor, where, stream)
         self._pin(tensor)
         start = tensor.data_ptr() - self._base
-        cuts = self.pinning.split(start, tensor.nbytes) if self._is_pinned(tensor) else []
+        cuts = self.pinning.split(start, tensor.nbytes) if self._is_pinned(tensor) and copies.is_flat(tensor) else []
         use = self._note_use(tensor, stream)
         try:
             for source, part in copies.pieces(tensor, target, start, cuts):
