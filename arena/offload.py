@@ -146,7 +146,7 @@ class SharedOffloadRegion:
             self._cursors = threading.Lock()
             self._worker_offset = 0 if rank is None else rank * cpu_page_size
             self._canonical_offset = 0
-            meeting.member = rendezvous.join(meeting.wanted)
+            meeting.member = meeting.join(meeting.wanted)
             self._held = _Held(meeting.member)
             self._finalizer = weakref.finalize(self, self._held.release)
             if huge_pages:
@@ -236,7 +236,8 @@ class SharedOffloadRegion:
         return self._use().member.is_creator
 
     def _populate(self, policy: Policy | None, threads: int | None, progress: Progress | None, *, everything: bool) -> None:
-        base = self._use().member.mapping.data
+        held = self._use()
+        base = held.member.mapping.data
         ranges: Iterable[Range] = [(0, self.total_size_bytes)]
         total_bytes = self.total_size_bytes
         if everything and policy is not None:
@@ -250,7 +251,8 @@ class SharedOffloadRegion:
         if threads is None:
             workers = 1 if everything else self.kv_bytes_per_chunk // self.cpu_page_size
             threads = max(1, population.default_threads() // workers)
-        population.populate(base, ranges, total_bytes, threads=threads, progress=progress, policy=policy)
+        keep = held.tensor(self.total_size_bytes)
+        population.populate(base, ranges, total_bytes, threads=threads, progress=progress, policy=policy, keep=keep)
 
     # ---- pinning ----
 

@@ -21,6 +21,7 @@ from arena.offload import SharedOffloadRegion
 from arena.shm import meeting, membership
 from arena.shm.backing import memory_path
 from arena.shm.directory import directory, entry_name
+from arena.shm.entry import Entry
 
 WATCHDOG_S = 60.0
 ROWS = 4
@@ -298,8 +299,13 @@ class _Child:
 
     def forget(self) -> None:
         self.plan, self.kill_at = Plan(""), None
+        while _told:
+            _told.pop().close()
         with contextlib.suppress(OSError):
             self.cleanup()
+
+
+_told: list[Entry] = []
 
 
 def _open_barrier() -> None:
@@ -307,7 +313,9 @@ def _open_barrier() -> None:
 
 
 def _leave_failure(of: meeting.Meeting) -> None:
-    """Removes nothing."""
+    """Removes nothing: it counts until the process forgets it, or ends."""
+    if of.told is not None:
+        _told.append(of.told)
 
 
 def random_delay(rng: random.Random) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from offload_support import PAGE, Outcome, Plan, construct, entry_of, region, wh
 
 from arena.errors import AttachError, CapacityError
 from arena.offload import SharedOffloadRegion
-from arena.shm import backing, capacity, meeting
+from arena.shm import backing, capacity, leftovers, meeting, process
 from arena.shm.entry import Entry
 
 
@@ -255,19 +256,85 @@ def test_with_a_nonce_the_others_get_the_creators_error_while_it_lives(engine_id
         second.ask("cleanup")
 
 
-def test_a_failure_that_was_left_for_others_goes_with_its_process(engine_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_exit: list[Any] = []
-    monkeypatch.setattr(meeting.atexit, "register", lambda *call: at_exit.append(call))
+def too_little(nbytes: int) -> None:
+    raise CapacityError("too little")
 
-    def check(nbytes: int) -> None:
-        raise CapacityError("too little")
 
-    with pytest.raises(CapacityError):
-        region(engine_id, nonce="one", creator_memory_check=check)
+def test_failures_that_were_left_for_others_go_with_their_process(engine_id: str) -> None:
+    """However often it has tried, there is one."""
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(CapacityError):
+            region(engine_id, nonce="one", creator_memory_check=too_little)
     assert what_is_left(engine_id) != []
-    ((function, *arguments),) = at_exit
-    function(*arguments)
+    assert len(meeting._left) == 1
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    meeting._remove_all()  # at exit
     assert what_is_left(engine_id) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_forked_child_that_ends_takes_nothing_of_its_parents_failure(engine_id: str) -> None:
+    with pytest.raises(CapacityError):
+        region(engine_id, nonce="one", creator_memory_check=too_little)
+    with workers(1) as (other,):
+        if (child := os.fork()) == 0:
+            meeting._remove_all()
+            os._exit(0)
+        os.waitpid(child, 0)
+        (told,) = construct([(other, Plan(engine_id, 1, {"nonce": "one"}))])
+        assert told.error == "CapacityError"
+    meeting._remove_all()
+
+
+def test_a_failure_counts_while_its_process_lives_whatever_the_namespace(
+    engine_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pid says nothing elsewhere; and `arena gc` does not take it."""
+    options = {"nonce": "one", "backing": "shm"}
+    with workers(1) as (failing,):
+        construct([(failing, Plan(engine_id, 0, options, check_error="too little", row_bytes=4 * PAGE))])
+        monkeypatch.setattr(process, "pid_namespace", lambda: 4242)
+        start_time = process.start_time
+        monkeypatch.setattr(process, "start_time", lambda pid: None if pid == failing.pid else start_time(pid))
+        assert entry_of(engine_id) not in [str(each.path) for each in leftovers.collect(remove=False, places=())]
+        with pytest.raises(CapacityError, match=f"process {failing.pid} .* too little"):
+            region(engine_id, 1, **options)
+        failing.kill()
+        with region(engine_id, 1, **options) as mine:
+            assert mine.is_creator
+
+
+def test_without_such_locks_a_failure_counts_while_its_pid_does(engine_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some sandboxes are; one's own never stands in one's way."""
+    monkeypatch.setattr(Entry, "is_held", lambda self, offset: None)
+    for _ in range(2):
+        with pytest.raises(CapacityError, match=r"^too little"):
+            region(engine_id, nonce="one", creator_memory_check=too_little)
+    meeting._remove_all()
+    with workers(1) as (failing,):
+        construct([(failing, Plan(engine_id, 0, {"nonce": "one"}, check_error="too little"))])
+        with pytest.raises(CapacityError, match=f"process {failing.pid} .* too little"):
+            region(engine_id, 1, nonce="one")
+        failing.kill()
+        with region(engine_id, 1, nonce="one") as mine:
+            assert mine.is_creator
+
+
+def test_a_failure_that_all_have_met_does_not_concern_those_who_come_later(engine_id: str) -> None:
+    """Though the process that failed lives on; those who are in have it, however late they look."""
+    with workers(4) as (first, failing, late, member):
+        plan: dict[str, Any] = {"row_bytes": 4 * PAGE, "barrier": True}
+        construct([(first, Plan(engine_id, 0, **plan))])
+        assert member.ask("construct", Plan(engine_id, 2, **plan)) == "barrier"
+        (failed,) = construct([(failing, Plan(engine_id, 0, **plan))])
+        assert "is held by process" in failed.text
+        for _ in range(2):
+            (outcome,) = construct([(late, Plan(engine_id, 1, **plan))])
+            assert outcome.is_in, outcome.text
+            late.ask("cleanup")
+        assert "is held by process" in member.ask("passes").text
+        first.ask("cleanup")
 
 
 # ---- who checks what

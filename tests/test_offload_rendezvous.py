@@ -30,7 +30,7 @@ from offload_support import (
 from arena.errors import AttachError
 from arena.shm import backing, leftovers, membership, process, rendezvous
 from arena.shm.entry import RECORDS_OFFSET, Entry, Failure, Record
-from arena.shm.membership import Wanted
+from arena.shm.membership import Place, Wanted
 from arena.shm.native import lib
 from spec.models.rendezvous_steps import RECOMMENDED
 
@@ -226,7 +226,7 @@ LEFTOVERS = {
     "torn": lambda: bytes(RECORDS_OFFSET) + a_dead_record(bytes(16)).pack()[:40],
     "dead, same nonce": lambda: bytes(RECORDS_OFFSET) + a_dead_record(membership.nonce_bytes("mine")).pack(),
     "dead, other nonce": lambda: bytes(RECORDS_OFFSET) + a_dead_record(membership.nonce_bytes("other")).pack(),
-    "a dead one's failure": lambda: bytes(64) + Failure(membership.nonce_bytes("mine"), 1, 0, "ArenaError\nold").pack(),
+    "a dead one's failure": lambda: bytes(64) + Failure(membership.nonce_bytes("mine"), 1, 0, 0, "ArenaError\nold").pack(),
 }
 
 
@@ -263,7 +263,7 @@ def wanted(where: Path) -> Wanted:
 def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with pytest.raises(AttachError, match="nobody else can enter"):
-        rendezvous.join(wanted(tmp_path))
+        rendezvous.join(wanted(tmp_path), Place())
 
 
 def test_an_entry_stays_small_however_many_come_and_go(engine_id: str) -> None:
@@ -287,7 +287,7 @@ def test_a_successor_is_not_unlinked_by_the_generation_before(engine_id: str) ->
 
 
 def test_what_dead_runs_left_can_be_removed_and_the_living_stay(tmp_path: Path) -> None:
-    member = rendezvous.join(wanted(tmp_path))
+    member = rendezvous.join(wanted(tmp_path), Place())
     try:
         for name in ("offload-stale", "memory-stale", "offload-torn", "mine.txt"):
             (tmp_path / name).write_bytes(b"x" * 2000)
@@ -302,7 +302,7 @@ def test_what_dead_runs_left_can_be_removed_and_the_living_stay(tmp_path: Path) 
 
 
 def test_named_memory_whose_entry_is_gone_can_be_removed_unless_somebody_has_it(tmp_path: Path) -> None:
-    member = rendezvous.join(replace(wanted(tmp_path), backing="shm"))
+    member = rendezvous.join(replace(wanted(tmp_path), backing="shm"), Place())
     try:
         member.entry.unlink()
         (lost := tmp_path / "memory-lost").write_bytes(b"x" * 2000)

@@ -63,7 +63,7 @@ class MemfdBacking:
         return {
             offset: record
             for offset, record in records.items()
-            if (_has_memory(record) if record.namespace == here else entry.is_held(offset))
+            if (_has_memory(record) if record.namespace == here else bool(entry.is_held(offset)))
         }
 
     def open(self, member: Record) -> int | None:

@@ -6,14 +6,14 @@ A mark that the memory is populated, the first failure, then one record of 128 b
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
+import secrets
 import stat
 import struct
 import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from arena.errors import ArenaError, AttachError
@@ -26,13 +26,14 @@ FAILURE_BYTES = 960
 RECORDS_OFFSET = POPULATED_BYTES + FAILURE_BYTES
 RECORD_BYTES = 128
 ENTRY_BYTES_MAX = 1 << 20  # 8,000 members: more is not an entry of ours
+FAILURE_PLACES = 1 << 40  # nothing is ever written there: one may lock bytes that a file has not
 NO_RANK = -1
 LOCK_TIMEOUT_S = 1.0
 
 BACKINGS = ("memfd", "shm")
 
 _RECORD = struct.Struct("<4sIiIQQQQQQ16sB")
-_FAILURE = struct.Struct("<4sIIQ16s")
+_FAILURE = struct.Struct("<4sIIQQI16s")
 _CHECKSUM = struct.Struct("<I")
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock of fcntl(2)
 _RECORD_MAGIC = b"ARDV"
@@ -81,17 +82,27 @@ class Record:
 
 @dataclass(frozen=True)
 class Failure:
-    """The first error of a process of an instance, and which process it was."""
+    """The first error of a process of an instance, and which process it was.
+
+    It counts for those who come as long as its process holds its place (`Entry.hold`), wherever that process is.
+    """
 
     nonce: bytes
     pid: int
     start: int
+    namespace: int
     text: str
+    number: int = field(default_factory=lambda: secrets.randbits(32))  # tells it from the same error at another time
+
+    @property
+    def place(self) -> int:
+        return FAILURE_PLACES + self.number * RECORD_BYTES
 
     def pack(self) -> bytes:
         room = FAILURE_BYTES - _FAILURE.size - _CHECKSUM.size
         text = self.text.encode(errors="backslashreplace")[:room]
-        body = _FAILURE.pack(_FAILURE_MAGIC, self.pid, len(text), self.start, self.nonce) + text
+        who = self.pid, len(text), self.start, self.namespace, self.number, self.nonce
+        body = _FAILURE.pack(_FAILURE_MAGIC, *who) + text
         return (body + _CHECKSUM.pack(zlib.crc32(body))).ljust(FAILURE_BYTES, b"\0")
 
     @staticmethod
@@ -99,13 +110,13 @@ class Failure:
         """The failure, or None if it is torn or was never written."""
         if len(raw) < FAILURE_BYTES:
             return None
-        magic, pid, text_bytes, start, nonce = _FAILURE.unpack_from(raw)
+        magic, pid, text_bytes, start, namespace, number, nonce = _FAILURE.unpack_from(raw)
         end = _FAILURE.size + text_bytes
         if magic != _FAILURE_MAGIC or end + _CHECKSUM.size > FAILURE_BYTES:
             return None
         if raw[end : end + _CHECKSUM.size] != _CHECKSUM.pack(zlib.crc32(raw[:end])):
             return None
-        return Failure(nonce, pid, start, raw[_FAILURE.size : end].decode(errors="replace"))
+        return Failure(nonce, pid, start, namespace, raw[_FAILURE.size : end].decode(errors="replace"), number)
 
 
 def _populated(nonce: bytes) -> bytes:
@@ -212,16 +223,23 @@ class Entry:
         return Content(raw[:POPULATED_BYTES], failure, records)
 
     def hold(self, offset: int) -> None:
-        """Locks the bytes of this member's own record for life: a sign of life that other PID namespaces can see."""
-        with contextlib.suppress(OSError):  # not every sandbox has such locks; then nobody asks for them either
-            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _byte_lock(fcntl.F_RDLCK, offset))
+        """Locks a place until the entry is closed: a sign of life that other PID namespaces can see.
 
-    def is_held(self, offset: int) -> bool:
-        """Whether the member whose record stands there lives, in whatever PID namespace."""
+        Raises:
+            OSError: it cannot be locked, and whoever asks would be told that nobody has it.
+        """
+        try:
+            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _byte_lock(fcntl.F_RDLCK, offset))
+        except OSError:
+            if self.is_held(offset) is not None:
+                raise
+
+    def is_held(self, offset: int) -> bool | None:
+        """Whether another open entry holds a place; None: there are no such locks here, and so nobody can say."""
         try:
             found = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _byte_lock(fcntl.F_WRLCK, offset))
         except OSError:
-            return False
+            return None
         return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
     def write_record(self, offset: int, record: Record) -> None:
@@ -235,9 +253,6 @@ class Entry:
 
     def write_failure(self, failure: Failure) -> None:
         _write_at(self.fd, failure.pack(), POPULATED_BYTES)
-
-    def erase_failure(self) -> None:
-        _write_at(self.fd, bytes(FAILURE_BYTES), POPULATED_BYTES)
 
     def truncate(self) -> None:
         os.ftruncate(self.fd, 0)

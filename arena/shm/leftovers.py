@@ -16,6 +16,7 @@ from arena.shm.backing import entry_path, memory_path, remove_memory, survivors
 from arena.shm.directory import ENTRY_PREFIX, MEMORY_PREFIX, check_directory, directory, remove_directory
 from arena.shm.entry import Entry
 from arena.shm.membership import Wanted
+from arena.shm.outcome import lives
 
 _MAGIC = layout.MAGIC.to_bytes(8, "little")
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -77,7 +78,7 @@ def _is_socket(inside: os.DirEntry[str]) -> bool:
 
 
 def remove_failure(wanted: Wanted) -> None:
-    """Removes the failure that a process of this instance left, unless somebody lives who has yet to read it."""
+    """Removes the failure that a process of this instance left, unless somebody is still to read it."""
     _if_dead(wanted.path, nonce=wanted.nonce, remove=True)
 
 
@@ -109,7 +110,7 @@ def _if_dead(path: Path, *, nonce: bytes | None, remove: bool) -> bool:
         entry.lock()
         failure = entry.read().failure
         wrong = nonce is not None and (failure is None or failure.nonce != nonce)
-        if wrong or not entry.is_at_path() or survivors(entry):
+        if wrong or not entry.is_at_path() or survivors(entry) or (failure is not None and lives(entry, failure)):
             return False
         if remove:
             remove_memory(memory_path(path))

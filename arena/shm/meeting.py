@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from arena.errors import ArenaError
 from arena.shm import leftovers, outcome, rendezvous
-from arena.shm.membership import Member, Wanted, step
+from arena.shm.entry import Entry
+from arena.shm.membership import Member, Place, Wanted, step
 
 log = logging.getLogger("arena.shm")
 
@@ -16,16 +19,21 @@ Barrier = Callable[[], object]
 """Returns when every process of the instance has called it; what it returns is not looked at."""
 
 
-class Meeting:
+class Meeting(Place):
     """What one process says to the others, and learns from them, when it meets them at the barrier.
 
     Call either `arrive` or `fail`, once.
     """
 
     def __init__(self, barrier: Barrier | None) -> None:
+        super().__init__()
         self._barrier = barrier
         self.wanted: Wanted | None = None  # once it is known what to come for
-        self.member: Member | None = None  # once it has come in
+
+    def join(self, wanted: Wanted) -> Member:
+        """Comes in, as `rendezvous.join` says; a failure that this process left for others is past, as it tries again."""
+        _forget(wanted.path)
+        return rendezvous.join(wanted, self)
 
     def arrive(self, *, must_be_populated: bool) -> None:
         """Passes the barrier, and raises if another process failed or the creator did not populate the memory."""
@@ -49,13 +57,18 @@ class Meeting:
             step("find_unpopulated")
 
     def clear(self) -> None:
-        """Removes the failure from the entry, unless somebody is still to read it.  For a process that has left."""
+        """Takes the failure back, unless somebody is still to read it.  For a process that has left."""
+        told, self.told = self.told, None
         if self.wanted is None or not self.wanted.leave_failure:
             return
-        if self._barrier is not None:  # all have read it before they came to the barrier
-            _remove_failure(self.wanted)
-        else:
-            atexit.register(_remove_failure, self.wanted)
+        if self._barrier is None:
+            if told is not None:
+                _forget(self.wanted.path)
+                _left[self.wanted.path] = self.wanted, told
+            return
+        if told is not None:  # all have met: those who are in have it, and those who come are not concerned
+            told.close()
+        _remove_failure(self.wanted)
 
     def _pass_after(self, error: BaseException) -> None:
         try:
@@ -69,9 +82,27 @@ class Meeting:
             if self.member is not None:
                 outcome.population_fails(self.member, error)
             elif self.wanted is not None:
-                rendezvous.report_failure(self.wanted, error)
+                rendezvous.report_failure(self.wanted, error, self)
         except (OSError, ArenaError) as second:
             log.warning("the other processes cannot be told of an error (%s): %s", outcome.text_of(error), second)
+
+
+# Failures of this process that others are to read until it ends or tries again; the open entries hold them.
+_left: dict[Path, tuple[Wanted, Entry]] = {}
+
+
+def _forget(path: Path) -> Wanted | None:
+    """Lets go of the failure that was left there; whose it was."""
+    wanted, told = _left.pop(path, (None, None))
+    if told is not None:
+        told.close()
+    return wanted
+
+
+def _remove_all() -> None:
+    for path in list(_left):
+        if (wanted := _forget(path)) is not None:
+            _remove_failure(wanted)
 
 
 def _remove_failure(wanted: Wanted) -> None:
@@ -79,3 +110,7 @@ def _remove_failure(wanted: Wanted) -> None:
         leftovers.remove_failure(wanted)
     except (OSError, ArenaError) as error:
         log.warning("a failure stays in %s until the next start: %s", wanted.path, error)
+
+
+atexit.register(_remove_all)
+os.register_at_fork(after_in_child=_left.clear)  # a child's exit says nothing of its parent's failure

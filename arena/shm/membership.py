@@ -11,7 +11,7 @@ from typing import Any
 
 from arena.shm.backing import Backing, MemfdBacking, ShmBacking, memory_path
 from arena.shm.directory import directory, entry_name
-from arena.shm.entry import Entry
+from arena.shm.entry import Entry, Failure
 
 STEPS = (
     "open_entry", "lock", "path_is_this_file", "path_is_another_file", "find_live_member", "find_other_instance",
@@ -79,7 +79,21 @@ class Member:
     memory_fd: int
     mapping: Any
     is_creator: bool
+    past_failure: Failure | None = None  # one that stood in the entry already, and is not about this construction
     pid: int = field(default_factory=os.getpid)
+
+
+@dataclass
+class Place:
+    """What a process has in a rendezvous, from the moment on that it has it.
+
+    Attributes:
+        member: once it has come in.
+        told: the entry that holds the failure of one that has not, for as long as it is to count.
+    """
+
+    member: Member | None = None
+    told: Entry | None = None
 
 
 def nonce_bytes(nonce: str | bytes | None) -> bytes:

@@ -28,9 +28,9 @@ def population_fails(member: Member, error: BaseException) -> None:
 
 
 def find_populated(member: Member, *, must_be_populated: bool) -> None:
-    """After the barrier: raises if any member failed or, where it has to be, the memory was not populated."""
+    """After the barrier: raises if any process failed or, where it has to be, the memory was not populated."""
     failure = failure_in(member.entry, member.wanted)
-    if failure is not None:
+    if failure is not None and failure != member.past_failure:
         step("find_unpopulated")
         raise error_of(member.wanted, failure)
     if must_be_populated and not member.entry.read().is_populated(member.wanted.nonce):
@@ -39,19 +39,26 @@ def find_populated(member: Member, *, must_be_populated: bool) -> None:
     step("find_populated")
 
 
-def forget_past_failure(wanted: Wanted, entry: Entry) -> None:
-    """Erases, under the lock, the failure of a process that has ended, or of this one, which tries again."""
+def past_failure(entry: Entry, wanted: Wanted) -> Failure | None:
+    """The failure of a process that has ended or met all whom it concerns: those who come now are not among them."""
     failure = failure_in(entry, wanted)
-    if failure is None:
-        return
-    if failure.pid == os.getpid() or process.start_time(failure.pid) != failure.start:
-        entry.erase_failure()
+    return None if failure is None or lives(entry, failure) else failure
+
+
+def lives(entry: Entry, failure: Failure) -> bool:
+    """Whether the process that failed is still there for others to hear of it; not if it is this one that asks."""
+    held = entry.is_held(failure.place)
+    if held is not None:
+        return held
+    if failure.namespace != process.pid_namespace():
+        return True
+    return failure.pid != os.getpid() and process.start_time(failure.pid) == failure.start
 
 
 def find_failed_creator(wanted: Wanted, entry: Entry) -> None:
     """Raises the error of a process of this instance that could not create the memory."""
     failure = failure_in(entry, wanted)
-    if failure is not None:
+    if failure is not None and lives(entry, failure):
         step("find_failed_creator")
         raise error_of(wanted, failure)
 
@@ -62,11 +69,16 @@ def failure_in(entry: Entry, wanted: Wanted) -> Failure | None:
     return failure if failure is not None and failure.nonce == wanted.nonce else None
 
 
-def write_failure(entry: Entry, wanted: Wanted, error: BaseException) -> None:
-    """Says, under the lock, that this process failed; the first failure stands."""
-    if failure_in(entry, wanted) is None:
-        text = f"{type(error).__name__}\n{text_of(error)}"
-        entry.write_failure(Failure(wanted.nonce, os.getpid(), process.own_start_time(), text))
+def write_failure(entry: Entry, wanted: Wanted, error: BaseException) -> bool:
+    """Says, under the lock, that this process failed, until the entry is closed; False: another one's failure stands."""
+    first = failure_in(entry, wanted)
+    if first is not None and lives(entry, first):
+        return False
+    text = f"{type(error).__name__}\n{text_of(error)}"
+    failure = Failure(wanted.nonce, os.getpid(), process.own_start_time(), process.pid_namespace(), text)
+    entry.hold(failure.place)
+    entry.write_failure(failure)
+    return True
 
 
 def text_of(error: BaseException) -> str:

@@ -23,9 +23,9 @@ from arena.shm.descriptors import close_kept
 from arena.shm.directory import check_directory, make_directory, remove_directory
 from arena.shm.entry import NO_RANK, Entry, Record
 from arena.shm.layout import align
-from arena.shm.membership import Member, Wanted, step
+from arena.shm.membership import Member, Place, Wanted, step
 from arena.shm.native import ffi, lib
-from arena.shm.outcome import failure_in, find_failed_creator, forget_past_failure, write_failure
+from arena.shm.outcome import failure_in, find_failed_creator, lives, past_failure, write_failure
 from arena.shm.shortage import typed
 
 log = logging.getLogger("arena.shm")
@@ -37,8 +37,12 @@ RETRIES_MAX = 1000  # each is one more entry that lost its name under our eyes
 
 
 @typed("a place in the region")
-def join(wanted: Wanted) -> Member:
+def join(wanted: Wanted, place: Place) -> Member:
     """Comes into the region, as its creator if nobody else is alive.  Waits for nobody but short holders of the lock.
+
+    Args:
+        wanted: what to come for.
+        place: what is filled in with what this process then has.
 
     Raises:
         AttachError: a live instance has the name, the rank is taken, the sizes differ, or the memory is out of reach.
@@ -51,11 +55,14 @@ def join(wanted: Wanted) -> Member:
         backing = wanted.make_backing()
         member = _attach(wanted, backing, entry)
         if member is None:
-            member = _create(wanted, backing, entry)
+            member = _create(wanted, backing, entry, place)
         unlock(entry)
         return member
     except BaseException:
-        entry.close()
+        if place.told is entry:
+            entry.unlock()
+        else:
+            entry.close()
         raise
 
 
@@ -108,7 +115,6 @@ def path_is_another_file(entry: Entry) -> None:
 
 def _attach(wanted: Wanted, backing: Backing, entry: Entry) -> Member | None:
     """Comes in through a live member; None if there is none."""
-    forget_past_failure(wanted, entry)
     for _ in range(RETRIES_MAX):
         alive = survivors(entry)
         if not alive:
@@ -173,7 +179,7 @@ def append_record(wanted: Wanted, backing: Backing, entry: Entry, fd: int) -> Me
     return member
 
 
-def _create(wanted: Wanted, backing: Backing, entry: Entry) -> Member:
+def _create(wanted: Wanted, backing: Backing, entry: Entry, place: Place) -> Member:
     try:
         fd = create_memory(wanted, backing)
         try:
@@ -184,7 +190,7 @@ def _create(wanted: Wanted, backing: Backing, entry: Entry) -> Member:
             remove_memory(memory_path(wanted.path))
             raise
     except BaseException as error:
-        memory_check_fails(wanted, entry, error)
+        memory_check_fails(wanted, entry, error, place)
         raise
 
 
@@ -199,11 +205,12 @@ def create_memory(wanted: Wanted, backing: Backing) -> int:
     return fd
 
 
-def memory_check_fails(wanted: Wanted, entry: Entry, error: BaseException) -> None:
+def memory_check_fails(wanted: Wanted, entry: Entry, error: BaseException, place: Place) -> None:
     """Leaves the failure for the others to read; or, if nobody is going to, nothing at all."""
     try:
         if wanted.leave_failure:
-            write_failure(entry, wanted, error)
+            if write_failure(entry, wanted, error):
+                place.told = entry
         else:
             entry.unlink()
             remove_directory(wanted.directory)
@@ -235,6 +242,7 @@ def _become_member(wanted: Wanted, backing: Backing, entry: Entry, fd: int, *, i
     mapping = None
     try:
         mapping = map_memory(fd)
+        past = past_failure(entry, wanted)
         offset = entry.read().free_offset()
         entry.hold(offset)
         entry.write_record(offset, _own_record(wanted, fd))
@@ -243,7 +251,7 @@ def _become_member(wanted: Wanted, backing: Backing, entry: Entry, fd: int, *, i
             lib.arena_map_release(mapping)
         close_kept(fd)
         raise
-    return Member(wanted, backing, entry, offset, fd, mapping, is_creator)
+    return Member(wanted, backing, entry, offset, fd, mapping, is_creator, past)
 
 
 def map_memory(fd: int) -> Any:
@@ -329,7 +337,7 @@ def close_entry(entry: Entry) -> None:
     step("close_entry")
 
 
-def report_failure(wanted: Wanted, error: BaseException) -> None:
+def report_failure(wanted: Wanted, error: BaseException, place: Place) -> None:
     """Leaves the error of a process that did not become a member, so that all who meet at the barrier fail with it.
 
     Not in the entry of another instance that is alive: what that says of its own is its own.
@@ -338,10 +346,13 @@ def report_failure(wanted: Wanted, error: BaseException) -> None:
         return
     entry = lock_entry(wanted)
     try:
-        if all(member.nonce == wanted.nonce for member in survivors(entry).values()):
-            write_failure(entry, wanted, error)
+        is_ours = all(member.nonce == wanted.nonce for member in survivors(entry).values())
+        if is_ours and write_failure(entry, wanted, error):
+            place.told = entry
+            entry.unlock()
     finally:
-        entry.close()
+        if place.told is not entry:
+            entry.close()
 
 
 def _is_failure_known(wanted: Wanted) -> bool:
@@ -350,6 +361,7 @@ def _is_failure_known(wanted: Wanted) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return failure_in(entry, wanted) is not None
+        failure = failure_in(entry, wanted)
+        return failure is not None and lives(entry, failure)
     finally:
         entry.close()
