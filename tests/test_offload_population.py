@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import logging
 import mmap
 import os
@@ -194,6 +195,58 @@ def test_a_progress_callback_that_raises_ends_it(memory: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         population.populate(memory.data, [(0, 64 << 20)], 64 << 20, progress=progress, advise=advise)
     assert len(calls) < (64 << 20) // PIECE_BYTES
+
+
+def helpers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "arena-populate"]
+
+
+def test_a_signal_handler_that_raises_while_a_thread_starts_leaves_none_at_work(
+    memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work, start = threading.Event(), threading.Thread.start
+
+    def advise(address: Any, nbytes: int) -> int:
+        at_work.set()
+        time.sleep(0.1)
+        return 0
+
+    def interrupted(self: threading.Thread) -> None:
+        start(self)
+        at_work.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        population.populate(memory.data, [(0, PAGE)], PAGE, advise=advise)
+    assert helpers() == []
+
+
+def test_threads_that_nobody_waits_for_any_more_keep_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second Ctrl-C comes while the threads are waited for."""
+    before, go_on, join = lib.arena_maps_live(), threading.Event(), threading.Thread.join
+
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    take = population._Work._take
+
+    def slow(self: Any, offset: int, nbytes: int) -> None:
+        take(self, offset, nbytes)
+        if offset:
+            go_on.wait()
+
+    monkeypatch.setattr(population._Work, "_take", slow)
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        SharedOffloadRegion(name(), 2, None, PIECE_BYTES, 0, populate_threads=1, progress=interrupted)
+    left = helpers()
+    assert len(left) == 1
+    assert lib.arena_maps_live() == before + 1
+    go_on.set()
+    join(left.pop())
+    gc.collect()
+    assert lib.arena_maps_live() == before
 
 
 # ---- what the kernel may say (case 71)

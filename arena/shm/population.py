@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from arena.errors import CapacityError
@@ -79,6 +80,7 @@ def populate(
     policy: Policy | None = None,
     advise: Advise = advise_populate,
     touch: Touch = touch_pages,
+    keep: object = None,
 ) -> None:
     """Takes the pages of some ranges of a mapping.
 
@@ -91,27 +93,29 @@ def populate(
         policy: a NUMA policy for those threads.
         advise: populates a piece.
         touch: populates a piece where ``advise`` is unknown to the kernel.
+        keep: what owns the mapping: it lives until no thread is at work.  Where a signal handler raises, and once more while
+            the threads are waited for, that is later than this returns.
 
     Raises:
         CapacityError: the memory is not there.
         OSError: the kernel refuses for another reason.
     """
-    work = _Work(base, pieces(ranges), advise, touch)
-    helpers = [threading.Thread(target=work.run, args=(policy,), name="arena-populate", daemon=True) for _ in range(threads)]
-    started: list[threading.Thread] = []
+    work = _Work(base, pieces(ranges), advise, touch, keep)
+    helpers: list[threading.Thread] = []
     try:
-        for helper in helpers:
-            _start(helper)
-            started.append(helper)
+        for _ in range(threads):
+            helpers.append(threading.Thread(target=work.run, args=(policy,), name="arena-populate", daemon=True))
+            _start(helpers[-1])
         done_bytes = 0
         while done_bytes < total_bytes and work.error is None:
             done_bytes = work.wait_beyond(done_bytes)
             if progress is not None:
                 progress(done_bytes, total_bytes)
-    finally:  # nobody may be at work when the caller unmaps
+    finally:
         work.stop()
-        for helper in started:
-            helper.join()
+        for helper in helpers:
+            with suppress(RuntimeError):  # it never started; or it is about to, and finds nothing to do
+                helper.join()
     if work.error is not None:
         raise work.error
 
@@ -128,24 +132,25 @@ def _start(helper: threading.Thread) -> None:
 class _Work:
     """Pieces that several threads share."""
 
-    def __init__(self, base: Any, todo: Iterator[Range], advise: Advise, touch: Touch) -> None:
+    def __init__(self, base: Any, todo: Iterator[Range], advise: Advise, touch: Touch, keep: object) -> None:
         self._base = base
-        self._todo: Iterator[Range] | None = todo
+        self._keep = keep
+        self._todo = todo
         self._advise = advise
         self._touch = touch
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # not through the Condition, whose __enter__ a signal handler can end
+        self._changed = threading.Condition(self._lock)
         self._is_advice_known = True
         self._done_bytes = 0
         self.error: BaseException | None = None
 
     def stop(self) -> None:
         """No piece is begun after this."""
-        with self._changed:
-            self._todo = None
+        self._todo = iter(())
 
     def wait_beyond(self, done_bytes: int) -> int:
         """Waits until more than that is done, or an error stops it; returns how much is."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._done_bytes > done_bytes or self.error is not None)
             return self._done_bytes
 
@@ -156,18 +161,18 @@ class _Work:
                 policy.bind_thread()
             while (piece := self._next()) is not None:
                 self._take(*piece)
-                with self._changed:
+                with self._lock:
                     self._done_bytes += piece[1]
                     self._changed.notify_all()
         except BaseException as error:
-            with self._changed:
-                self._todo = None
+            with self._lock:
+                self.stop()
                 self.error = self.error or error
                 self._changed.notify_all()
 
     def _next(self) -> Range | None:
-        with self._changed:
-            return None if self._todo is None else next(self._todo, None)
+        with self._lock:
+            return next(self._todo, None)
 
     def _take(self, offset: int, nbytes: int) -> None:
         address = self._base + offset
@@ -182,7 +187,7 @@ class _Work:
         self._touch(address, nbytes)
 
     def _advice_is_unknown(self) -> None:
-        with self._changed:
+        with self._lock:
             first, self._is_advice_known = self._is_advice_known, False
         if first:
             log.warning("this kernel has no MADV_POPULATE_WRITE (it came with 5.14): touching each page, which is slower")
