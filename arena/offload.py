@@ -159,8 +159,10 @@ class SharedOffloadRegion:
             if pin != "off":
                 self.pin_memory(device, background=pin == "background")
         except BaseException as error:
-            meeting.fail(error)
-            self._abandon(meeting)
+            try:
+                meeting.fail(error)
+            finally:
+                self._abandon(meeting)
             raise
         try:
             meeting.arrive(must_be_populated=populate_only_on_creator)
@@ -171,9 +173,11 @@ class SharedOffloadRegion:
     def _abandon(self, meeting: Meeting) -> None:
         """Leaves nothing of a construction that failed."""
         self._base = None
-        if self._held is not None:
-            self._finalizer()
-        meeting.clear()
+        try:
+            if meeting.member is not None:
+                (self._held or _Held(meeting.member)).release()
+        finally:
+            meeting.clear()
 
     # ---- views ----
 
@@ -251,7 +255,7 @@ class SharedOffloadRegion:
         if threads is None:
             workers = 1 if everything else self.kv_bytes_per_chunk // self.cpu_page_size
             threads = max(1, population.default_threads() // workers)
-        keep = held.tensor(self.total_size_bytes)
+        keep = partial(held.tensor, self.total_size_bytes)
         population.populate(base, ranges, total_bytes, threads=threads, progress=progress, policy=policy, keep=keep)
 
     # ---- pinning ----
@@ -369,10 +373,21 @@ class _Held:
                 self._give_up()
 
     def _give_up(self) -> None:
-        if self.pinning is not None and not self.pinning.unpin():
-            lib.arena_map_retain(self.member.mapping)  # the device still knows it, so it stays mapped
-        lib.arena_map_release(self.member.mapping)
-        rendezvous.leave(self.member)
+        """Everything that can be given up, whatever raises, as a signal handler: nobody comes back for the rest."""
+        is_unpinned = False
+        try:
+            is_unpinned = self._unpin()
+        finally:
+            try:
+                if is_unpinned or self._unpin():
+                    lib.arena_map_release(self.member.mapping)
+                else:
+                    log.warning("the region stays mapped until this process ends: the device may still know its memory")
+            finally:
+                rendezvous.leave(self.member)
+
+    def _unpin(self) -> bool:
+        return self.pinning is None or self.pinning.unpin()
 
 
 def _check_names(engine_id: str, backing: Backing, pin: Pin) -> None:

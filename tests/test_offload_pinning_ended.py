@@ -113,3 +113,44 @@ def test_a_thread_gives_up_what_another_is_about_to_pin(monkeypatch: pytest.Monk
         thread.join()
     assert device.registered == {}
     assert device.calls == []
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_signal_handler_that_raises_while_it_is_unpinned_leaves_nothing() -> None:
+    device, mine = Interrupted("unregister"), region()
+    engine_id = mine.engine_id
+    assert mine.pin_memory(device)
+    with handled_by(interrupt), pytest.raises(KeyboardInterrupt):
+        mine.cleanup()
+    assert device.registered == {}
+    SharedOffloadRegion(engine_id, 4, 0, 2 * PAGE, PAGE).cleanup()  # the rank is free
+
+
+def test_a_driver_that_raises_what_it_should_not_leaves_the_place() -> None:
+    """Its memory stays mapped: it may take a later mapping for this one."""
+
+    def broken(address: int) -> None:
+        raise RuntimeError("broken")
+
+    device, mine = SimulatedDevice(), region()
+    engine_id, mapping = mine.engine_id, mine._use().member.mapping
+    assert mine.pin_memory(device)
+    device.unregister = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="broken"):
+        mine.cleanup()
+    SharedOffloadRegion(engine_id, 4, 0, 2 * PAGE, PAGE).cleanup()
+    lib.arena_map_release(mapping)
+
+
+def test_a_region_that_fails_and_is_interrupted_at_the_barrier_leaves_nothing() -> None:
+    def fail(done: int, total: int) -> None:
+        raise RuntimeError("the first")
+
+    engine_id = f"test-{uuid.uuid4().hex[:12]}"
+    with pytest.raises(KeyboardInterrupt) as caught:
+        SharedOffloadRegion(engine_id, 4, 0, 2 * PAGE, PAGE, interrupt, progress=fail)
+    SharedOffloadRegion(engine_id, 4, 0, 2 * PAGE, PAGE).cleanup()  # while the exception's frames still hold the region
+    assert "the first" in str(caught.value.__context__)

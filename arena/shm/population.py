@@ -80,7 +80,7 @@ def populate(
     policy: Policy | None = None,
     advise: Advise = advise_populate,
     touch: Touch = touch_pages,
-    keep: object = None,
+    keep: Callable[[], object] | None = None,
 ) -> None:
     """Takes the pages of some ranges of a mapping.
 
@@ -93,14 +93,15 @@ def populate(
         policy: a NUMA policy for those threads.
         advise: populates a piece.
         touch: populates a piece where ``advise`` is unknown to the kernel.
-        keep: what owns the mapping: it lives until no thread is at work.  Where a signal handler raises, and once more while
-            the threads are waited for, that is later than this returns.
+        keep: makes something that keeps the mapping until no thread is at work.  Where a signal handler raises, and once
+            more while the threads are waited for, that is later than this returns.
 
     Raises:
         CapacityError: the memory is not there.
         OSError: the kernel refuses for another reason.
     """
-    work = _Work(base, pieces(ranges), advise, touch, keep)
+    work = _Work(base, pieces(ranges), advise, touch)
+    work.keep = keep() if keep is not None else None
     helpers: list[threading.Thread] = []
     try:
         for _ in range(threads):
@@ -116,6 +117,7 @@ def populate(
         for helper in helpers:
             with suppress(RuntimeError):  # it never started; or it is about to, and finds nothing to do
                 helper.join()
+        work.keep = None
     if work.error is not None:
         raise work.error
 
@@ -132,9 +134,8 @@ def _start(helper: threading.Thread) -> None:
 class _Work:
     """Pieces that several threads share."""
 
-    def __init__(self, base: Any, todo: Iterator[Range], advise: Advise, touch: Touch, keep: object) -> None:
+    def __init__(self, base: Any, todo: Iterator[Range], advise: Advise, touch: Touch) -> None:
         self._base = base
-        self._keep = keep
         self._todo = todo
         self._advise = advise
         self._touch = touch
@@ -143,6 +144,7 @@ class _Work:
         self._is_advice_known = True
         self._done_bytes = 0
         self.error: BaseException | None = None
+        self.keep: object = None
 
     def stop(self) -> None:
         """No piece is begun after this."""
