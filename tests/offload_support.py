@@ -47,6 +47,7 @@ class Plan:
     driven: bool = False  # stop after each step until told to go on
     cpu_page_size: int = PAGE
     row_bytes: int = PAGE * RANKS
+    rows: int = ROWS
 
 
 @dataclass
@@ -261,7 +262,7 @@ class _Child:
             with broken:
                 self.region = SharedOffloadRegion(
                     plan.engine_id,
-                    ROWS,
+                    plan.rows,
                     plan.rank,
                     plan.row_bytes,
                     plan.cpu_page_size,

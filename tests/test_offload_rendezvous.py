@@ -27,9 +27,9 @@ from offload_support import (
     workers,
 )
 
-from arena.errors import AttachError
+from arena.errors import AttachError, CapacityError
 from arena.shm import backing, leftovers, membership, process, rendezvous
-from arena.shm.entry import RECORDS_OFFSET, Entry, Failure, Record
+from arena.shm.entry import RECORD_BYTES, RECORDS_OFFSET, Entry, Failure, Record
 from arena.shm.membership import Place, Wanted
 from arena.shm.native import lib
 from spec.models.rendezvous_steps import RECOMMENDED
@@ -274,6 +274,30 @@ def test_an_entry_stays_small_however_many_come_and_go(engine_id: str) -> None:
         assert os.path.getsize(entry_of(engine_id)) <= 4096
 
 
+@pytest.mark.parametrize("backing", ["memfd", "shm"])
+def test_an_entry_stays_small_however_many_come_and_are_killed(engine_id: str, backing: str) -> None:
+    """A dead member's place is taken by the next one, and a live one's never."""
+    with region(engine_id, 0, backing=backing) as mine, workers(1) as (other,):
+        for _ in range(5):
+            (outcome,) = construct([(other, Plan(engine_id, 1, {"backing": backing}, row_bytes=4 * PAGE, rows=2))])
+            assert outcome.is_in, outcome.text
+            with region(engine_id, 2, backing=backing):
+                entry = Entry.open(Path(entry_of(engine_id)), create=False)
+                assert sorted(each.rank for each in entry.read().records.values()) == [0, 1, 2]
+                entry.close()
+            other.kill()
+            other = Worker()
+        assert mine.is_creator
+        other.end()
+
+
+def test_members_that_an_entry_has_no_place_for_are_refused(engine_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arena.shm.entry.ENTRY_BYTES_MAX", RECORDS_OFFSET + 2 * RECORD_BYTES)
+    with region(engine_id, 0), region(engine_id, 1):
+        with pytest.raises(CapacityError, match="2 members at most"):
+            region(engine_id, 2)
+
+
 def test_a_successor_is_not_unlinked_by_the_generation_before(engine_id: str) -> None:
     """Case 35: the path was removed by hand, and another generation has made it again."""
     first = region(engine_id, 0)
@@ -403,3 +427,29 @@ def test_shm_reaches_other_pid_namespaces_and_memfd_says_so(engine_id: str, back
         else:
             assert (code, said) == (0, "")
             assert int(mine.base_tensor[4096]) == 4
+
+
+def test_a_rank_of_another_pid_namespace_is_free_when_its_member_has_died(engine_id: str) -> None:
+    """Its record says a namespace of which nobody here knows a pid: the lock on it tells."""
+    with region(engine_id, 0, backing="shm") as mine, workers(1) as (other,):
+        construct([(other, Plan(engine_id, 1, {"backing": "shm"}, row_bytes=4 * PAGE, rows=2))])
+        entry = mine._use().member.entry
+        (offset,) = [offset for offset, each in entry.read().records.items() if each.rank == 1]
+        entry.write_record(offset, replace(entry.read().records[offset], namespace=4242))
+        with pytest.raises(AttachError, match=r"rank 1 .* is held"):
+            region(engine_id, 1, backing="shm")
+        other.kill()
+        with region(engine_id, 1, backing="shm") as second:
+            assert not second.is_creator
+
+
+def test_a_member_that_could_not_take_itself_out_does_not_keep_its_rank(engine_id: str) -> None:
+    """Somebody is stopped with the lock; its process lives on."""
+    with region(engine_id, 0, backing="shm"):
+        second = region(engine_id, 1, backing="shm")
+        stopped = Entry.open(Path(entry_of(engine_id)), create=False)
+        stopped.lock()
+        second.cleanup()
+        stopped.close()
+        with region(engine_id, 1, backing="shm") as again:
+            assert not again.is_creator

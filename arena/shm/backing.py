@@ -151,10 +151,20 @@ class ShmBacking:
             inode = os.fstat(fd).st_ino
         finally:
             close_kept(fd)
-        members = {offset: record for offset, record in records.items() if record.inode == inode}
+        members = {
+            offset: record
+            for offset, record in records.items()
+            if record.inode == inode and self._may_live(record, entry.is_held(offset))
+        }
         if not members:
             raise AttachError(f"{self._path} is in use, and {entry.path} does not say by whom: end its users (fuser)")
         return members
+
+    @staticmethod
+    def _may_live(member: Record, held: bool | None) -> bool:
+        if held is not None:
+            return held
+        return member.namespace != process.pid_namespace() or process.start_time(member.pid) == member.start
 
     def open(self, member: Record) -> int | None:
         try:

@@ -13,10 +13,11 @@ import stat
 import struct
 import time
 import zlib
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from arena.errors import ArenaError, AttachError
+from arena.errors import ArenaError, AttachError, CapacityError
 from arena.shm.descriptors import close_kept, open_kept
 from arena.shm.names import is_at
 from arena.shm.shortage import SHORTAGES, lock, refusal
@@ -125,6 +126,18 @@ def _populated(nonce: bytes) -> bytes:
     return (body + _CHECKSUM.pack(zlib.crc32(body))).ljust(POPULATED_BYTES, b"\0")
 
 
+def free_offset(alive: Container[int]) -> int:
+    """Where a new record goes: the first place that is no live member's.  A dead one's record is nobody's.
+
+    Raises:
+        CapacityError: no entry is that large: who comes next would not see the record.
+    """
+    for offset in range(RECORDS_OFFSET, ENTRY_BYTES_MAX - RECORD_BYTES + 1, RECORD_BYTES):
+        if offset not in alive:
+            return offset
+    raise CapacityError(f"a region has {(ENTRY_BYTES_MAX - RECORDS_OFFSET) // RECORD_BYTES} members at most")
+
+
 @dataclass(frozen=True)
 class Content:
     """All that an entry says."""
@@ -136,13 +149,6 @@ class Content:
     def is_populated(self, nonce: bytes) -> bool:
         """Whether the creator of that instance has populated the memory."""
         return self.populated_mark == _populated(nonce)
-
-    def free_offset(self) -> int:
-        """Where a new record goes: the first place that holds none."""
-        offset = RECORDS_OFFSET
-        while offset in self.records:
-            offset += RECORD_BYTES
-        return offset
 
 
 class Entry:

@@ -21,7 +21,7 @@ from arena.shm import process
 from arena.shm.backing import HUGE_PAGE, Backing, Records, check_capacity, memory_path, remove_memory, survivors
 from arena.shm.descriptors import close_kept
 from arena.shm.directory import check_directory, make_directory, remove_directory
-from arena.shm.entry import NO_RANK, Entry, Record
+from arena.shm.entry import NO_RANK, Entry, Record, free_offset
 from arena.shm.layout import align
 from arena.shm.membership import Member, Place, Wanted, step
 from arena.shm.native import ffi, lib
@@ -125,7 +125,7 @@ def _attach(wanted: Wanted, backing: Backing, entry: Entry) -> Member | None:
         step("find_live_member")
         fd = attach_memory(wanted, backing, next(iter(alive.values())))
         if fd is not None:
-            return append_record(wanted, backing, entry, fd)
+            return append_record(wanted, backing, entry, fd, alive)
         step("member_died_meanwhile")
     raise AttachError(f"{RETRIES_MAX} members of {wanted.path} were alive and had no memory: report this")
 
@@ -145,8 +145,7 @@ def find_other_instance(wanted: Wanted, alive: Records) -> None:
                 f"region {wanted.engine_id!r} has backing={member.backing!r} (process {member.pid}), and this process "
                 f"wants backing={wanted.backing!r}: all must pass the same"
             )
-        lives = member.namespace != process.pid_namespace() or process.start_time(member.pid) == member.start
-        if wanted.rank is not None and member.rank == wanted.rank and lives:
+        if wanted.rank is not None and member.rank == wanted.rank:
             raise AttachError(
                 f"rank {wanted.rank} of region {wanted.engine_id!r} is held by process {member.pid}, which is alive: "
                 "end it, or give every instance its own nonce"
@@ -172,9 +171,12 @@ def attach_memory(wanted: Wanted, backing: Backing, member: Record) -> int | Non
     return fd
 
 
-def append_record(wanted: Wanted, backing: Backing, entry: Entry, fd: int) -> Member:
-    """Maps the memory and records this process: every member is a sign of life, not only the creator."""
-    member = _become_member(wanted, backing, entry, fd, is_creator=False)
+def append_record(wanted: Wanted, backing: Backing, entry: Entry, fd: int, alive: Records) -> Member:
+    """Maps the memory and records this process: every member is a sign of life, not only the creator.
+
+    A dead member's record makes room for it: the entry grows with the members, not with the deaths.
+    """
+    member = _become_member(wanted, backing, entry, fd, alive)
     step("append_record")
     return member
 
@@ -227,7 +229,7 @@ def truncate_entry(entry: Entry) -> None:
 
 def write_record(wanted: Wanted, backing: Backing, entry: Entry, fd: int) -> Member:
     """Maps the new memory and writes the first record."""
-    member = _become_member(wanted, backing, entry, fd, is_creator=True)
+    member = _become_member(wanted, backing, entry, fd, alive={})
     step("write_record")
     return member
 
@@ -238,12 +240,12 @@ def unlock(entry: Entry) -> None:
     step("unlock")
 
 
-def _become_member(wanted: Wanted, backing: Backing, entry: Entry, fd: int, *, is_creator: bool) -> Member:
+def _become_member(wanted: Wanted, backing: Backing, entry: Entry, fd: int, alive: Records) -> Member:
     mapping = None
     try:
         mapping = map_memory(fd)
         past = past_failure(entry, wanted)
-        offset = entry.read().free_offset()
+        offset = free_offset(alive)
         entry.hold(offset)
         entry.write_record(offset, _own_record(wanted, fd))
     except BaseException:
@@ -251,7 +253,7 @@ def _become_member(wanted: Wanted, backing: Backing, entry: Entry, fd: int, *, i
             lib.arena_map_release(mapping)
         close_kept(fd)
         raise
-    return Member(wanted, backing, entry, offset, fd, mapping, is_creator, past)
+    return Member(wanted, backing, entry, offset, fd, mapping, not alive, past)
 
 
 def map_memory(fd: int) -> Any:

@@ -285,6 +285,12 @@ VARIANTS: dict[str, Variant] = {
         "SB",
         23,
     ),
+    "place-unchecked": Variant(
+        "record over any record: a live member's makes room for the next one's",
+        Config(changed=faults.UNCHECKED_PLACE),
+        "SB",
+        23,
+    ),
     "cleanup-unlocked": Variant(
         "clean-up without the lock: stat, then unlink",
         Config("AAB", changed=faults.UNLOCKED_CLEANUP, added=faults.BY_INODE),

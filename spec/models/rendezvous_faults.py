@@ -29,6 +29,7 @@ from spec.models.rendezvous_steps import (
     erase_record,
     lock,
     pass_barrier,
+    record_in_place_of,
 )
 
 
@@ -80,6 +81,13 @@ def rewrite_list(config: Config, state: State, process: int) -> State | None:
     if me.step != FaultyStep.REWRITE or me.entry is None:
         return None
     return move(write(state, me.entry, me.memo), process, Step.UNLOCK, memo=None)
+
+
+@action("process {process}", over=PROCESS, part_of="append_record")
+def record_in_any_place(config: Config, state: State, process: int) -> State | None:
+    """Write my record over another's, without a look whether its process lives."""
+    record = content_of(state, process)
+    return record_in_place_of(state, process, record.members if isinstance(record, Record) else ())
 
 
 @action("process {process}", over=PROCESS, part_of="append_record")
@@ -160,6 +168,7 @@ def unlink_unlocked(config: Config, state: State, process: int) -> State | None:
 UNCHECKED_LOCK = ((lock, lock_unchecked),)
 UNRECORDED_JOINER = ((attach_memory, attach_unrecorded),)
 REWRITTEN_LIST = ((append_record, truncate_list),)
+UNCHECKED_PLACE = ((append_record, record_in_any_place),)
 COUNTED_APPEND = ((append_record, append_and_count),)
 EARLY_UNLINK = ((erase_record, erase_then_unlink),)
 STICKY_LOCK = ((die, die_but_keep_lock),)

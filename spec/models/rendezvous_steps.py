@@ -6,6 +6,8 @@ another process except for that lock, which the kernel drops when its owner dies
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from spec.model import action
 from spec.models.rendezvous_state import (
     EMPTY,
@@ -187,13 +189,20 @@ def member_died_meanwhile(config: Config, state: State, process: int) -> State |
 
 @action("process {process}", over=PROCESS)
 def append_record(config: Config, state: State, process: int) -> State | None:
-    """Append my own record, in one write: every member is a sign of life, not only the creator."""
+    """Write my own record, over a dead member's if there is one: every member is a sign of life, not only the creator."""
+    record = content_of(state, process)
+    dead_members = record.members - set(live_members(state, record)) if isinstance(record, Record) else ()
+    return record_in_place_of(state, process, dead_members)
+
+
+def record_in_place_of(state: State, process: int, members: Iterable[int]) -> State | None:
+    """Write the process's record in one write, over that of the first of those members, or else at the end."""
     me = state.processes[process]
     record = content_of(state, process)
     if me.step != Step.APPEND or me.entry is None or not isinstance(record, Record):
         return None
-    longer = record._replace(members=record.members | {process})
-    return move(write(state, me.entry, longer), process, Step.UNLOCK)
+    kept = record.members - set(sorted(members)[:1])
+    return move(write(state, me.entry, record._replace(members=kept | {process})), process, Step.UNLOCK)
 
 
 @action("process {process}", over=PROCESS)
