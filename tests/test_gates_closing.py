@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from gates_support import Device, gates_of
-from pinned_support import message, pinned_queue, receive
+from pinned_support import busy, message, pinned_queue, receive
 from support import python, wait_until
 
 from arena.config import Pin
 from arena.device.interface import ERROR_NOT_REGISTERED
+from arena.message import gates
+from arena.ratelimit import RateLimit
 from arena.shm.native import lib
 
 
@@ -41,6 +45,23 @@ def test_a_view_outlives_shutdown_and_is_unpinned_before_it_is_unmapped(monkeypa
         assert was_mapped == [True]
         assert device.violations == []
         assert torch.equal(copied, message())
+
+
+def test_without_threads_what_is_still_read_stays_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pinned_queue() as (writer, reader, device):
+        monkeypatch.setattr(gates, "_warnings", RateLimit(60.0))
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        assert torch.equal(receive(writer, reader), message())
+        device.delay(device.current_stream(), 1000.0)
+        reader.shutdown()
+        assert "stay taken until this process ends" in caplog.text
+        assert busy(writer) == 1
+        assert device.registered != {}
 
 
 def test_a_mapping_that_the_driver_keeps_stays_mapped() -> None:

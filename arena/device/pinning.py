@@ -38,6 +38,7 @@ WARN_EVERY_S = 60.0
 """The same trouble is reported at most once in this time, however many mappings have it."""
 
 _warnings = RateLimit(WARN_EVERY_S)
+_UNPINNED = "memory is not pinned, so copies to the device are slower"
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ class Pinning:
                 registered.append(index)
                 self._register(self.chunks[index])
         except (ArenaError, OSError, MemoryError) as error:
-            self._report("memory is not pinned, so copies to the device are slower", error)
+            self._report(_UNPINNED, error)
             registered = [index for index in registered[:-1] if not self._unregister(index)]
         finally:
             try:
@@ -213,8 +214,13 @@ class Pinning:
         with self._lock:
             if self._thread is not None or self._closed:
                 return
-            self._thread = threading.Thread(target=self._pin_all, name="arena-pin", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._pin_all, name="arena-pin", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._report(_UNPINNED, error)
+            else:
+                self._thread = thread
 
     def _pin_all(self) -> None:
         # One by one: what is pinned already may be in use when a later one fails, so it stays.

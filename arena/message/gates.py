@@ -352,9 +352,12 @@ class Gates:
             is_over = self._finish()
         finally:
             if not is_over:
-                with suppress(RuntimeError):  # no thread starts any more: the interpreter is about to end
-                    self._thread = threading.Thread(target=self._linger, name="arena-gates", daemon=True)
+                self._thread = threading.Thread(target=self._linger, name="arena-gates", daemon=True)
+                try:
                     self._thread.start()
+                except RuntimeError as error:  # no threads, or the interpreter is about to end
+                    self._thread = None
+                    _warn("slots that are still read stay taken until this process ends, as no thread starts to wait", error)
 
     def _finish(self) -> bool:
         """One look; whether it was the last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 import pytest
@@ -134,3 +135,19 @@ def test_other_trouble_and_later_trouble_are_reported_again(
     device.fail("register", 999)
     make(device, Memory(ROWS)).ensure(0, PAGE)
     assert len(caplog.records) == 3
+
+
+def test_without_threads_nothing_is_pinned_in_the_background(
+    device: SimulatedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    pinning = make(device, memory, "background")
+    pinning.start()
+    assert not pinning.ensure(0, PAGE)
+    assert pinning.reason_unpinned == "can't start new thread"
+    assert len(caplog.records) == 1
+    assert pinning.unpin()
+    assert device.calls == []
