@@ -19,9 +19,9 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("members.py", "_excuse_the_left: self._ring.members >> row & 1 -> BitOr"): "what is excused may be excused again",
     ("eviction.py", "choose: 0 -> 1 in least"): "a free range costs nothing, and is what is chosen among victims, too",
     ("eviction.py", "choose: 1 -> 2 in least"): "one round more of the search",
-    ("eviction.py", "choose: 1 -> 2 in places = sorted"): "any negative age means: free",
-    ("eviction.py", "place.age < oldest -> LtE"): "the search finds one number less, which then means the same victims",
-    ("eviction.py", "_cost(run[first:count]) < _cost(best) -> LtE"): "of two that cost the same, either will do",
+    ("eviction.py", "choose: 1 -> 2 in places = [Victim"): "any negative age means: free",
+    ("eviction.py", "piece.of.age >= oldest -> Gt"): "the search finds one number less, which then means the same victims",
+    ("eviction.py", "cost < best[0] -> LtE"): "of two that cost the same, either will do",
     ("message_slots_actions.py", "outdated: False -> True"): "only deliberate faults have an older reference in a queue",
     ("message_slots_actions.py", "drop: negated: if gated"): "swaps the names of two steps that are possible together",
 }

@@ -28,6 +28,14 @@ def test_what_costs_the_fewest_bytes_goes_the_oldest_too() -> None:
     assert choose([(23, 26)], [large, small], 6) == [small]
 
 
+def test_what_a_window_costs_is_what_is_in_it() -> None:
+    """Not what it has left behind, nor what lies before a younger one, nor what is free."""
+    large, small = Victim(0, 4, 0), Victim(4, 7, 0)
+    assert choose([(7, 8)], [large, small], 4) == [small]
+    assert choose([(9, 10)], [large, Victim(4, 6, 1), Victim(6, 9, 0)], 4) == [Victim(6, 9, 0)]
+    assert choose([(10, 11)], [large, Victim(11, 14, 0)], 4) == [Victim(11, 14, 0)]
+
+
 def test_no_more_go_than_make_room_to_the_byte() -> None:
     victims = [Victim(0, 2, 0), Victim(2, 6, 1), Victim(6, 8, 2)]
     assert choose([], victims, 4) == [victims[1]]

@@ -48,8 +48,7 @@ def choose(
 
 def _window(runs: Sequence[Sequence[_Piece]], oldest: int, nbytes: int) -> list[Victim] | None:
     """Neighbours that are free or among the ``oldest`` victims and make up ``nbytes``; what costs the fewest bytes."""
-    best: tuple[Sequence[_Piece], int, int] | None = None
-    least = 0
+    best: tuple[int, Sequence[_Piece], int, int] | None = None
     for run in runs:
         first = length = cost = 0
         for count, piece in enumerate(run, 1):
@@ -62,11 +61,11 @@ def _window(runs: Sequence[Sequence[_Piece]], oldest: int, nbytes: int) -> list[
                 length -= run[first].nbytes
                 cost -= run[first].cost
                 first += 1
-            if length >= nbytes and (best is None or cost < least):
-                best, least = (run, first, count), cost
+            if length >= nbytes and (best is None or cost < best[0]):
+                best = cost, run, first, count
     if best is None:
         return None
-    run, first, end = best
+    _, run, first, end = best
     return [piece.of for piece in run[first:end]]
 
 
@@ -74,6 +73,7 @@ class _Piece(NamedTuple):
     """Of a place, what lies in one chunk."""
 
     of: Victim
+    end: int
     nbytes: int
     cost: int
 
@@ -81,14 +81,12 @@ class _Piece(NamedTuple):
 def _runs(places: Sequence[Victim], chunk_bytes: int | None) -> Iterator[list[_Piece]]:
     """The pieces of places that lie end to end, within a chunk."""
     run: list[_Piece] = []
-    end = 0
     for place in places:
         for start, stop in _cut(place.start, place.end, chunk_bytes):
-            if run and (start != end or (chunk_bytes and start % chunk_bytes == 0)):
+            if run and (start != run[-1].end or (chunk_bytes and start % chunk_bytes == 0)):
                 yield run
                 run = []
-            run.append(_Piece(place, stop - start, place.end - place.start if place.age >= 0 else 0))
-            end = stop
+            run.append(_Piece(place, stop, stop - start, place.end - place.start if place.age >= 0 else 0))
     if run:
         yield run
 
