@@ -89,10 +89,12 @@ class Place:
 
     Attributes:
         member: once it has come in.
+        memory_fd: the memory, until there is a member to close it.
         told: the entry that holds the failure of one that has not, for as long as it is to count.
     """
 
     member: Member | None = None
+    memory_fd: int | None = None
     told: Entry | None = None
 
 

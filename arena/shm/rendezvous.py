@@ -53,16 +53,16 @@ def join(wanted: Wanted, place: Place) -> Member:
     entry = lock_entry(wanted)
     try:
         backing = wanted.make_backing()
-        member = _attach(wanted, backing, entry)
-        if member is None:
-            member = _create(wanted, backing, entry, place)
+        member = _attach(wanted, backing, entry, place) or _create(wanted, backing, entry, place)
         unlock(entry)
         return member
     except BaseException:
-        if place.told is entry:
-            entry.unlock()
-        else:
+        if place.member is None:
+            close_new_memory(place)
+        if place.member is None and place.told is not entry:
             entry.close()
+        else:  # whoever has the place leaves it, and takes the lock for that
+            entry.unlock()
         raise
 
 
@@ -89,7 +89,11 @@ def lock_entry(wanted: Wanted) -> Entry:
 def open_entry(path: Path, *, create: bool = True) -> Entry:
     """Opens the entry, making it if it is not there."""
     entry = Entry.open(path, create=create)
-    step("open_entry")
+    try:
+        step("open_entry")
+    except BaseException:
+        entry.close()
+        raise
     return entry
 
 
@@ -113,7 +117,7 @@ def path_is_another_file(entry: Entry) -> None:
     step("path_is_another_file")
 
 
-def _attach(wanted: Wanted, backing: Backing, entry: Entry) -> Member | None:
+def _attach(wanted: Wanted, backing: Backing, entry: Entry, place: Place) -> Member | None:
     """Comes in through a live member; None if there is none."""
     for _ in range(RETRIES_MAX):
         alive = survivors(entry)
@@ -123,9 +127,8 @@ def _attach(wanted: Wanted, backing: Backing, entry: Entry) -> Member | None:
             return None
         find_other_instance(wanted, alive)
         step("find_live_member")
-        fd = attach_memory(wanted, backing, next(iter(alive.values())))
-        if fd is not None:
-            return append_record(wanted, backing, entry, fd, alive)
+        if attach_memory(wanted, backing, next(iter(alive.values())), place):
+            return append_record(wanted, backing, entry, place, alive)
         step("member_died_meanwhile")
     raise AttachError(f"{RETRIES_MAX} members of {wanted.path} were alive and had no memory: report this")
 
@@ -158,53 +161,56 @@ def find_other_instance(wanted: Wanted, alive: Records) -> None:
             )
 
 
-def attach_memory(wanted: Wanted, backing: Backing, member: Record) -> int | None:
-    """Opens the memory through a live member; None if it has died meanwhile."""
-    fd = backing.open(member)
-    if fd is None:
-        return None
-    status = os.fstat(fd)
+def attach_memory(wanted: Wanted, backing: Backing, member: Record, place: Place) -> bool:
+    """Opens the memory through a live member; False if it has died meanwhile."""
+    place.memory_fd = backing.open(member)
+    if place.memory_fd is None:
+        return False
+    status = os.fstat(place.memory_fd)
     if status.st_size not in (wanted.nbytes, align(wanted.nbytes, HUGE_PAGE)):
-        close_kept(fd)
         raise AttachError(f"the memory of process {member.pid} has {status.st_size} bytes, not {member.size}")
     step("attach_memory")
-    return fd
+    return True
 
 
-def append_record(wanted: Wanted, backing: Backing, entry: Entry, fd: int, alive: Records) -> Member:
+def append_record(wanted: Wanted, backing: Backing, entry: Entry, place: Place, alive: Records) -> Member:
     """Maps the memory and records this process: every member is a sign of life, not only the creator.
 
     A dead member's record makes room for it: the entry grows with the members, not with the deaths.
     """
-    member = _become_member(wanted, backing, entry, fd, alive)
+    member = _become_member(wanted, backing, entry, place, alive)
     step("append_record")
     return member
 
 
 def _create(wanted: Wanted, backing: Backing, entry: Entry, place: Place) -> Member:
     try:
-        fd = create_memory(wanted, backing)
-        try:
-            truncate_entry(entry)
-            return write_record(wanted, backing, entry, fd)
-        except BaseException:
-            close_kept(fd)
-            remove_memory(memory_path(wanted.path))
-            raise
+        create_memory(wanted, backing, place)
+        truncate_entry(entry)
+        return write_record(wanted, backing, entry, place)
     except BaseException as error:
-        memory_check_fails(wanted, entry, error, place)
+        if place.member is None:
+            close_new_memory(place)
+            remove_memory(memory_path(wanted.path))
+            memory_check_fails(wanted, entry, error, place)
         raise
 
 
-def create_memory(wanted: Wanted, backing: Backing) -> int:
+def close_new_memory(place: Place) -> None:
+    """Closes, once, the memory of a process that did not become a member."""
+    fd, place.memory_fd = place.memory_fd, None
+    if fd is not None:
+        close_kept(fd)
+
+
+def create_memory(wanted: Wanted, backing: Backing, place: Place) -> None:
     """Makes the memory, if all checks say that it is there."""
     remove_memory(memory_path(wanted.path))  # a dead instance's: nobody has it, and its bytes count as used
     check_capacity(wanted.nbytes, wanted.backing)
     if wanted.check is not None:
         wanted.check(wanted.nbytes)
-    fd = backing.create(wanted.nbytes, huge_pages=wanted.huge_pages)
+    place.memory_fd = backing.create(wanted.nbytes, huge_pages=wanted.huge_pages)
     step("create_memory")
-    return fd
 
 
 def memory_check_fails(wanted: Wanted, entry: Entry, error: BaseException, place: Place) -> None:
@@ -227,9 +233,9 @@ def truncate_entry(entry: Entry) -> None:
     step("truncate_entry")
 
 
-def write_record(wanted: Wanted, backing: Backing, entry: Entry, fd: int) -> Member:
+def write_record(wanted: Wanted, backing: Backing, entry: Entry, place: Place) -> Member:
     """Maps the new memory and writes the first record."""
-    member = _become_member(wanted, backing, entry, fd, alive={})
+    member = _become_member(wanted, backing, entry, place, alive={})
     step("write_record")
     return member
 
@@ -240,20 +246,21 @@ def unlock(entry: Entry) -> None:
     step("unlock")
 
 
-def _become_member(wanted: Wanted, backing: Backing, entry: Entry, fd: int, alive: Records) -> Member:
-    mapping = None
+def _become_member(wanted: Wanted, backing: Backing, entry: Entry, place: Place, alive: Records) -> Member:
+    fd = place.memory_fd
+    assert fd is not None
+    mapping = map_memory(fd)
     try:
-        mapping = map_memory(fd)
         past = past_failure(entry, wanted)
         offset = free_offset(alive)
         entry.hold(offset)
         entry.write_record(offset, _own_record(wanted, fd))
+        place.member = Member(wanted, backing, entry, offset, fd, mapping, not alive, past)
     except BaseException:
-        if mapping is not None:
+        if place.member is None:
             lib.arena_map_release(mapping)
-        close_kept(fd)
         raise
-    return Member(wanted, backing, entry, offset, fd, mapping, not alive, past)
+    return place.member
 
 
 def map_memory(fd: int) -> Any:
