@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from offload_support import PAGE, Outcome, Plan, construct, entry_of, region, what_is_left, workers
+from offload_support import PAGE, Outcome, Plan, construct, region, what_is_left, workers
 
 from arena.errors import AttachError, CapacityError
 from arena.offload import SharedOffloadRegion
-from arena.shm import backing, capacity, leftovers, meeting, membership, process
-from arena.shm.entry import Entry
-from arena.shm.native import lib
+from arena.shm import backing, capacity, directory
 
 
 def together(engine_id: str, changes: dict[int, dict[str, Any]], ranks: int = 3, **common: Any) -> list[Outcome]:
@@ -168,115 +164,20 @@ def test_a_barrier_that_breaks_does_not_hide_the_first_error(engine_id: str, cap
     assert "the barrier failed too" in caplog.text
 
 
-def test_an_interrupt_passes_the_barrier_too(engine_id: str) -> None:
-    calls = []
-
-    def check(nbytes: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        region(engine_id, 0, lambda: calls.append(1), creator_memory_check=check)
-    assert calls == [1]
-
-
-class CannotSay(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-@pytest.mark.parametrize("where", ["creator_memory_check", "progress"])
-@pytest.mark.parametrize("error", [RuntimeError("/data/\udcff"), CannotSay(), RuntimeError("é" * 2000)])
-def test_an_error_with_an_odd_text_passes_the_barrier_and_is_told(engine_id: str, where: str, error: Exception) -> None:
-    """A lone surrogate (a file name that is not UTF-8), one that cannot say what it is, and one that is cut."""
-    told: list[str] = []
-
-    def fail(*_: int) -> None:
-        raise error
-
-    def barrier() -> None:
-        entry = Entry.open(Path(entry_of(engine_id)), create=False)
-        failure = entry.read().failure
-        told.append(failure.text if failure is not None else "nothing")
-        entry.close()
-
-    with pytest.raises(type(error)):
-        region(engine_id, 0, barrier=barrier, **{where: fail})
-    ((name, _, text),) = [each.partition("\n") for each in told]
-    assert name == type(error).__name__
-    assert text[:8] in (r"/data/\udcff"[:8], "(its tex", "é" * 8)
-
-
-def test_an_interrupt_while_the_others_are_told_passes_the_barrier(engine_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(meeting.outcome, "population_fails", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        region(engine_id, 0, barrier=lambda: calls.append(1), progress=lambda *_: 1 / 0)
-    assert calls == [1]
-
-
-class Stop(BaseException):
-    """As a signal handler raises it."""
-
-
-def held_here() -> tuple[int, int]:
-    return len(os.listdir("/proc/self/fd")), lib.arena_maps_live()
-
-
-@pytest.mark.parametrize("backing", ["memfd", "shm"])
-@pytest.mark.parametrize("barrier", [None, lambda: None])
-@pytest.mark.parametrize("is_creator", [True, False])
-def test_an_interrupt_at_any_step_leaves_nothing(
-    engine_id: str, monkeypatch: pytest.MonkeyPatch, backing: str, barrier: Any, *, is_creator: bool
-) -> None:
-    """Neither a descriptor, a mapping, the lock nor the rank, though the exception is kept."""
-    steps: list[str] = []
-    stop_at: list[str] = []
-
-    def after_step(name: str) -> None:
-        steps.append(name)
-        if [name] == stop_at:
-            stop_at.clear()
-            raise Stop
-
-    with contextlib.ExitStack() as others:
-        if not is_creator:
-            others.enter_context(region(engine_id, 1, backing=backing))
-        monkeypatch.setattr(membership, "step_hook", after_step)
-        before = held_here()
-        region(engine_id, 0, barrier, backing=backing).cleanup()
-        on_the_way_in = steps[: steps.index("cleanup")]
-        assert len(on_the_way_in) >= 7
-        kept = []
-        for name in on_the_way_in:
-            stop_at[:] = [name]
-            with pytest.raises(Stop) as caught:
-                region(engine_id, 0, barrier, backing=backing)
-            kept.append(caught)
-            assert held_here() == before, f"after {name}"
-            region(engine_id, 0, barrier, backing=backing).cleanup()
-            assert held_here() == before, f"again after {name}"
-
-
-def test_a_second_interrupt_at_the_barrier_leaves_nothing(engine_id: str) -> None:
-    def barrier() -> None:
-        raise KeyboardInterrupt
-
-    before = held_here()
-    with pytest.raises(KeyboardInterrupt) as caught:
-        region(engine_id, 0, barrier, progress=lambda *_: 1 / 0)
-    assert isinstance(caught.value.__context__, ZeroDivisionError)
-    assert held_here() == before
-    with region(engine_id, 0):
-        pass
-
-
 def test_creator_only_population_needs_a_barrier(engine_id: str) -> None:
     with pytest.raises(ValueError, match="needs a barrier"):
         region(engine_id, populate_only_on_creator=True)
+
+
+@pytest.mark.parametrize("place", ["/nowhere/shm", "/proc", "/etc/passwd"])
+def test_a_machine_without_a_place_for_entries_is_an_error_that_says_so(
+    engine_id: str, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    calls = []
+    monkeypatch.setattr(directory, "SHM_DIRECTORY", place)
+    with pytest.raises(AttachError, match=f"{place}/arena-.* cannot be made: .* mount a tmpfs at {place}"):
+        region(engine_id, 0, lambda: calls.append(1))
+    assert calls == [1]
 
 
 # ---- without a barrier
@@ -312,87 +213,6 @@ def test_with_a_nonce_the_others_get_the_creators_error_while_it_lives(engine_id
         (outcome,) = construct([(second, Plan(engine_id, 1, options))])
         assert outcome.is_creator
         second.ask("cleanup")
-
-
-def too_little(nbytes: int) -> None:
-    raise CapacityError("too little")
-
-
-def test_failures_that_were_left_for_others_go_with_their_process(engine_id: str) -> None:
-    """However often it has tried, there is one."""
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        with pytest.raises(CapacityError):
-            region(engine_id, nonce="one", creator_memory_check=too_little)
-    assert what_is_left(engine_id) != []
-    assert len(meeting._left) == 1
-    assert len(os.listdir("/proc/self/fd")) == before + 1
-    meeting._remove_all()  # at exit
-    assert what_is_left(engine_id) == []
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_forked_child_that_ends_takes_nothing_of_its_parents_failure(engine_id: str) -> None:
-    with pytest.raises(CapacityError):
-        region(engine_id, nonce="one", creator_memory_check=too_little)
-    with workers(1) as (other,):
-        if (child := os.fork()) == 0:
-            meeting._remove_all()
-            os._exit(0)
-        os.waitpid(child, 0)
-        (told,) = construct([(other, Plan(engine_id, 1, {"nonce": "one"}))])
-        assert told.error == "CapacityError"
-    meeting._remove_all()
-
-
-def test_a_failure_counts_while_its_process_lives_whatever_the_namespace(
-    engine_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its pid says nothing elsewhere; and `arena gc` does not take it."""
-    options = {"nonce": "one", "backing": "shm"}
-    with workers(1) as (failing,):
-        construct([(failing, Plan(engine_id, 0, options, check_error="too little", row_bytes=4 * PAGE))])
-        monkeypatch.setattr(process, "pid_namespace", lambda: 4242)
-        start_time = process.start_time
-        monkeypatch.setattr(process, "start_time", lambda pid: None if pid == failing.pid else start_time(pid))
-        assert entry_of(engine_id) not in [str(each.path) for each in leftovers.collect(remove=False, places=())]
-        with pytest.raises(CapacityError, match=f"process {failing.pid} .* too little"):
-            region(engine_id, 1, **options)
-        failing.kill()
-        with region(engine_id, 1, **options) as mine:
-            assert mine.is_creator
-
-
-def test_without_such_locks_a_failure_counts_while_its_pid_does(engine_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As some sandboxes are; one's own never stands in one's way."""
-    monkeypatch.setattr(Entry, "is_held", lambda self, offset: None)
-    for _ in range(2):
-        with pytest.raises(CapacityError, match=r"^too little"):
-            region(engine_id, nonce="one", creator_memory_check=too_little)
-    meeting._remove_all()
-    with workers(1) as (failing,):
-        construct([(failing, Plan(engine_id, 0, {"nonce": "one"}, check_error="too little"))])
-        with pytest.raises(CapacityError, match=f"process {failing.pid} .* too little"):
-            region(engine_id, 1, nonce="one")
-        failing.kill()
-        with region(engine_id, 1, nonce="one") as mine:
-            assert mine.is_creator
-
-
-def test_a_failure_that_all_have_met_does_not_concern_those_who_come_later(engine_id: str) -> None:
-    """Though the process that failed lives on; those who are in have it, however late they look."""
-    with workers(4) as (first, failing, late, member):
-        plan: dict[str, Any] = {"row_bytes": 4 * PAGE, "barrier": True}
-        construct([(first, Plan(engine_id, 0, **plan))])
-        assert member.ask("construct", Plan(engine_id, 2, **plan)) == "barrier"
-        (failed,) = construct([(failing, Plan(engine_id, 0, **plan))])
-        assert "is held by process" in failed.text
-        for _ in range(2):
-            (outcome,) = construct([(late, Plan(engine_id, 1, **plan))])
-            assert outcome.is_in, outcome.text
-            late.ask("cleanup")
-        assert "is held by process" in member.ask("passes").text
-        first.ask("cleanup")
 
 
 # ---- who checks what

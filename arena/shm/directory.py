@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from arena.errors import AttachError
 from arena.shm.capacity import SHM_DIRECTORY
+from arena.shm.shortage import SHORTAGES
 
 ENTRY_PREFIX = "offload-"
 MEMORY_PREFIX = "memory-"
@@ -34,10 +35,19 @@ def make_directory(path: Path) -> None:
     """Makes the directory of the entries, unless it is there.
 
     Raises:
-        AttachError: it is somebody else's, or open to others.
+        AttachError: it is somebody else's, or open to others, or cannot be made there.
     """
-    with contextlib.suppress(FileExistsError):
+    try:
         path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno in SHORTAGES:
+            raise
+        raise AttachError(
+            f"{path}, where the processes of a region find each other, cannot be made: {error.strerror} (errno "
+            f"{error.errno}): mount a tmpfs at {path.parent} that user {os.geteuid()} can write to; it needs a few pages"
+        ) from error
     check_directory(path)
 
 
