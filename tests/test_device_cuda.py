@@ -9,9 +9,10 @@ import ctypes
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -127,6 +128,29 @@ def test_a_copy_to_a_device_that_this_torch_does_not_know_is_a_device_error() ->
             reader.to_device(torch.ones(3), "cuda")
         with pytest.raises(ValueError, match="tensor='x': must be a tensor"):
             reader.to_device("x", "cuda")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", ["empty_like", "copy", "record", "used_streams"])
+def test_whatever_torch_says_of_the_device_is_a_device_error(
+    call: str, device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of memory, say; the stream's own device may be at fault too."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    device.unavailable()
+    for name in ("stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, refuse)
+    tensor, stream = torch.ones(3), cast(torch.cuda.Stream, None)
+    calls: dict[str, Callable[[], object]] = {
+        "empty_like": lambda: device.empty_like(tensor, "cuda", stream),
+        "copy": lambda: device.copy(tensor, tensor, stream),
+        "record": lambda: device.record(stream),
+        "used_streams": device.used_streams,
+    }
+    with pytest.raises(DeviceError, match="CUDA out of memory"):
+        calls[call]()
 
 
 def test_register_passes_all_64_bits_and_the_right_flags(device: CudaDevice, driver: ctypes.CDLL) -> None:

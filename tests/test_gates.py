@@ -134,6 +134,25 @@ def test_a_view_that_shows_more_than_it_has_is_copied_whole(monkeypatch: pytest.
         assert reader.flush_releases() == 0 == busy(writer)
 
 
+def test_what_is_no_tensor_no_stream_and_no_device_is_refused() -> None:
+    with pinned_queue() as (writer, reader, device):
+        tensor = receive(writer, reader)
+        wrong: Any = 5
+        with pytest.raises(ValueError, match="tensor=5: must be a tensor"):
+            reader.record_use(wrong, device.sides[0])
+        with pytest.raises(ValueError, match="tensor=5: must be a tensor"):
+            reader.to_device(wrong, "sim:0")
+        with pytest.raises(ValueError, match="stream=5: must be a stream of the device simulated"):
+            reader.record_use(tensor, wrong)
+        with pytest.raises(ValueError, match="stream=5: must be a stream of the device simulated"):
+            reader.to_device(tensor, "sim:0", stream=wrong)
+        with pytest.raises(DeviceError, match="'sim:7': there is no such device"):
+            reader.to_device(tensor, "sim:7")
+        assert gates_of(reader)._uses == {}
+        assert device.pending == 0
+        del tensor
+
+
 # ---- when it is looked at --------------------------------------------------------------------------------------------
 
 

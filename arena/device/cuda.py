@@ -63,6 +63,7 @@ class CudaDevice(Device):
     """All CUDA or ROCm devices that this process uses, through torch."""
 
     name = "cuda"
+    stream_types = (torch.cuda.Stream, torch.Stream)
 
     def __init__(self) -> None:
         self._runtime: _Runtime | None = None
@@ -98,26 +99,27 @@ class CudaDevice(Device):
             return torch.cuda.current_stream(where)
 
     def used_streams(self) -> tuple[torch.cuda.Stream, ...]:
-        return tuple(torch.cuda.current_stream(index) for index in _used_devices())
+        with _as_device_error("current streams"):
+            return tuple(torch.cuda.current_stream(index) for index in _used_devices())
 
     def record(self, stream: torch.cuda.Stream) -> Event:
-        with torch.cuda.stream(stream):
+        with _as_device_error("stream"), torch.cuda.stream(stream):
             if torch.cuda.is_current_stream_capturing():
                 raise DeviceBusy(f"{stream} is being captured into a graph: an event recorded now would belong to it")
-        event = _new_event()
-        with self._relaxed(), _as_device_error("event record"):
+        with _as_device_error("event record"), self._relaxed():
+            event = _new_event()
             event.record(stream)
         return _CudaEvent(event, self)
 
     def empty_like(self, source: torch.Tensor, where: torch.device | str | int, stream: torch.cuda.Stream) -> torch.Tensor:
         # Under the stream, so that the allocator knows whose memory it is.
-        with torch.cuda.stream(stream):
+        with _as_device_error("memory for a copy"), torch.cuda.stream(stream):
             return torch.empty_like(source, device=where)
 
     def copy(
         self, source: torch.Tensor, target: torch.Tensor, stream: torch.cuda.Stream, *, non_blocking: bool = True
     ) -> None:
-        with torch.cuda.stream(stream), _as_device_error("copy"):
+        with _as_device_error("copy"), torch.cuda.stream(stream):
             target.copy_(source, non_blocking=non_blocking)
 
     def query(self, event: Any) -> bool:

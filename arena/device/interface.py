@@ -40,6 +40,8 @@ class Device(ABC):
     """
 
     name: str
+    stream_types: tuple[type, ...] = (object,)
+    """What its streams are instances of."""
 
     @abstractmethod
     def unavailable(self) -> str | None:

@@ -86,6 +86,7 @@ class SimulatedDevice(Device):
     """
 
     name = "simulated"
+    stream_types = (SimulatedStream,)
 
     def __init__(
         self,
@@ -206,6 +207,8 @@ class SimulatedDevice(Device):
     def current_stream(self, where: torch.device | str | int | None = None) -> SimulatedStream:
         streams: dict[int, SimulatedStream] = getattr(self._thread, "streams", {})
         gpu: int = getattr(self._thread, "gpu", 0) if where is None else _gpu_number(where)
+        if not 0 <= gpu < len(self._defaults):
+            raise DeviceError(f"{where!r}: there is no such device")
         return streams.get(gpu, self._defaults[gpu])
 
     def used_streams(self) -> tuple[SimulatedStream, ...]:

@@ -167,6 +167,8 @@ class Gates:
 
     def record_use(self, tensor: torch.Tensor, stream: Stream) -> None:
         """What was issued to a stream so far may read a tensor's memory."""
+        copies.check_tensor(tensor)
+        copies.check_stream(self._device, stream)
         self._mark_use(self._note_use(tensor, stream))
 
     def _is_pinned(self, tensor: torch.Tensor) -> bool:
