@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Addresses of shared words, and futex calls: what the .c files share and Python does not see.
+ * Addresses of shared words, futex calls, and calls between the .c files: what they share and Python does not see.
  */
 #ifndef ARENA_INTERNAL_H
 #define ARENA_INTERNAL_H
@@ -27,6 +27,12 @@ struct arena_grant {
     uint64_t offset, nbytes; /* of a gated one */
 };
 
+int arena_map_is_alive(arena_mapping *m);
+int arena_ring_wait(arena_ring_reader *r, uint64_t spin_us, uint64_t slice_us);
+int arena_slot_lease(arena_mapping *m, uint32_t slot, uint64_t generation, uint64_t *offset, uint64_t *nbytes);
+void arena_holds_retain(arena_holds *h);
+arena_mapping *arena_holds_mapping(arena_holds *h);
+int arena_object_get(arena_holds *h, uint32_t slot, uint64_t generation, uint64_t *extent);
 arena_grant *arena_grant_lease(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation, uint64_t *extent,
                                int *outcome);
 arena_grant *arena_grant_get(arena_holds *h, uint32_t slot, uint64_t generation, uint64_t *extent, int *outcome);

@@ -27,8 +27,6 @@ uint64_t arena_layout_constant(int which);
 /* ---- steps: every shared access can stop here ---- */
 void arena_steps_arm(int64_t at, int signal_number);
 int64_t arena_steps_taken(void);
-const char *arena_step_name(int step);
-int arena_step_last(void);
 
 /* ---- mapping ---- */
 typedef struct arena_geometry { /* from the validated header: never re-read from shared memory */
@@ -62,7 +60,6 @@ typedef struct arena_mapping {
 arena_mapping *arena_map(int fd, const arena_geometry *geometry, int access, int *error);
 void arena_map_retain(arena_mapping *m);
 void arena_map_release(arena_mapping *m);
-int arena_map_is_alive(arena_mapping *m);
 int64_t arena_maps_live(void);
 int arena_populate(char *address, uint64_t nbytes, int write);
 int arena_populate_once(char *address, uint64_t nbytes, int write);
@@ -149,7 +146,6 @@ void arena_ring_reader_park(arena_ring_reader *r);
 int arena_ring_reader_recheck(arena_ring_reader *r);
 void arena_ring_reader_sleep(arena_ring_reader *r, uint64_t slice_us);
 void arena_ring_reader_unpark(arena_ring_reader *r);
-int arena_ring_wait(arena_ring_reader *r, uint64_t spin_us, uint64_t slice_us);
 int arena_ring_wait_admission(arena_ring_reader *r, uint64_t joining_word, uint64_t slice_us);
 void arena_ring_finish(arena_ring_reader *r);
 void arena_ring_leave(arena_ring_reader *r, uint64_t left_word);
@@ -163,7 +159,6 @@ int arena_wait_record(arena_ring_reader *r, uint64_t spin_us, uint64_t slice_us)
 /* ---- slots ---- */
 void arena_slot_claim(arena_mapping *m, uint32_t slot, uint64_t generation, uint64_t offset, uint64_t nbytes,
                       uint64_t kind);
-int arena_slot_lease(arena_mapping *m, uint32_t slot, uint64_t generation, uint64_t *offset, uint64_t *nbytes);
 void arena_slot_release(arena_mapping *m, uint32_t row, uint32_t slot, uint64_t generation);
 uint32_t arena_slots_free(arena_mapping *m, const uint32_t *slots, uint32_t n, const uint64_t *generation_of,
                           const uint64_t *required_of, uint8_t *is_free, uint64_t *impossible);
@@ -177,13 +172,10 @@ typedef struct arena_hold { /* private to a reader's process, per slot */
 } arena_hold;
 typedef struct arena_holds arena_holds; /* of one reader */
 arena_holds *arena_holds_open(arena_mapping *m, uint32_t row, bool is_private);
-void arena_holds_retain(arena_holds *h);
 void arena_holds_release(arena_holds *h);
 arena_hold *arena_holds_private(arena_holds *h);
-arena_mapping *arena_holds_mapping(arena_holds *h);
 int arena_object_announce(arena_holds *h, uint32_t slot, uint64_t generation);
 int arena_object_recheck(arena_holds *h, uint32_t slot, uint64_t generation);
-int arena_object_get(arena_holds *h, uint32_t slot, uint64_t generation, uint64_t *extent);
 void arena_object_release_hold(arena_holds *h, uint32_t slot);
 void arena_object_publish(arena_mapping *m, uint32_t slot, uint64_t generation);
 void arena_object_evict(arena_mapping *m, uint32_t slot, uint64_t generation);

@@ -9,7 +9,6 @@ int arena_steps_armed;
 static _Atomic int64_t taken;
 static int64_t stop_at;
 static int stop_signal;
-static int last_step;
 
 /* From now on steps are counted from 0; before step `at` (never, if negative) the process sends
  * itself `signal_number`: SIGKILL and SIGSTOP act at once, a handled signal when the call returns. */
@@ -20,19 +19,9 @@ void arena_steps_arm(int64_t at, int signal_number) {
     arena_steps_armed = 1;
 }
 
-void arena_step_taken(enum arena_step step) {
+void arena_step_taken(void) {
     int64_t index = atomic_fetch_add(&taken, 1);
-    last_step = step;
     if (index == stop_at) raise(stop_signal);
 }
 
 int64_t arena_steps_taken(void) { return atomic_load(&taken); }
-
-int arena_step_last(void) { return last_step; }
-
-const char *arena_step_name(int step) {
-#define ARENA_STEP_TEXT(name) #name,
-    static const char *const names[] = {ARENA_STEPS(ARENA_STEP_TEXT)};
-#undef ARENA_STEP_TEXT
-    return step >= 0 && step < ARENA_STEP_COUNT ? names[step] : "?";
-}
