@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from support import SMALL, in_thread, python, queue_of, wait_until
 
 from arena import MessageQueue, ObjectCache
 from arena.errors import ForkedError
+from arena.shm.descriptors import close_kept, open_kept
 
 MB = 1 << 20
 
@@ -56,6 +59,32 @@ def test_a_forked_child_changes_nothing(end: str) -> None:
         assert int(held[0].sum()) == MB
         writer.enqueue("the parent goes on")
         assert reader.dequeue(5) == "the parent goes on"
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_an_application_that_closes_what_is_not_its_own(tmp_path: Path) -> None:
+    """Its own file by that number stays open, in child and parent; the child has none of ours."""
+    names = [tmp_path / name for name in ("gone", "taken", "kept", "own")]
+    for name in names:
+        name.touch()
+    gone, taken, kept = (open_kept(partial(os.open, name, os.O_RDONLY)) for name in names[:3])
+    other = os.open(names[3], os.O_RDONLY)
+    try:
+        os.dup2(other, taken)
+        os.close(gone)
+
+        def look() -> None:
+            assert os.fstat(taken).st_ino == names[3].stat().st_ino
+            assert not any(Path(f"/proc/self/fd/{fd}").exists() for fd in (gone, kept))
+            in_thread(lambda: close_kept(kept))()
+
+        assert in_child(look) == 0
+        for fd in (gone, taken, kept):
+            close_kept(fd)
+        assert os.fstat(taken).st_ino == names[3].stat().st_ino
+    finally:
+        os.close(other)
+        os.close(taken)
 
 
 def test_children_that_exit_as_interpreters_do() -> None:

@@ -2,28 +2,35 @@
 
 A file lock belongs to the open file, which parent and child share: a child that keeps the descriptor keeps a dead
 parent's lock, and a child that unlocks it drops the living parent's.  Closing it in the child is right.
+
+An application may close numbers that are not its own (``os.closerange``), and have files of its own there by now: only
+what is still the file that was opened is closed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 _lock = threading.RLock()
-_kept: set[int] = set()
+_kept: dict[int, tuple[int, int]] = {}  # the device and inode of each
 
 
 def open_kept(open_file: Callable[[], int]) -> int:
     """Opens a file whose descriptor every forked child closes; no fork can come between the two."""
     with _lock:
         fd = open_file()
-        _kept.add(fd)
+        try:
+            _kept[fd] = _identity(fd)
+        except BaseException:
+            os.close(fd)
+            raise
         return fd
 
 
-@contextmanager
+@contextlib.contextmanager
 def no_fork() -> Iterator[None]:
     """Around descriptors that are open for a moment: no child is forked meanwhile."""
     with _lock:
@@ -31,18 +38,30 @@ def no_fork() -> Iterator[None]:
 
 
 def close_kept(fd: int) -> None:
-    """Closes a descriptor from `open_kept`; a forked child, which has it no more, does nothing."""
+    """Closes a descriptor from `open_kept`; nothing in a forked child, which has it no more, or if it is another file."""
     with _lock:
         if fd in _kept:
-            _kept.discard(fd)
+            _close_if(fd, _kept.pop(fd))
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _close_if(fd: int, identity: tuple[int, int]) -> None:
+    with contextlib.suppress(OSError):
+        if _identity(fd) == identity:
             os.close(fd)
 
 
 def _close_in_child() -> None:
-    for fd in _kept:
-        os.close(fd)
-    _kept.clear()
-    _lock.release()
+    try:
+        for fd, identity in _kept.items():
+            _close_if(fd, identity)
+        _kept.clear()
+    finally:
+        _lock.release()
 
 
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_close_in_child)
