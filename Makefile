@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo test check-deep lint wheel stress clean
+.PHONY: demo test check-deep lint wheel clean
 
 demo: $(READY)
 	$(VENV)/bin/arena demo $(ARGS)

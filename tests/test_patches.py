@@ -97,15 +97,6 @@ def naive_planes(image: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_clip_crops_the_centre(dtype: torch.dtype) -> None:
-    image = picture(28, 43)
-    made = patches.clip(image, dtype, side=28)
-    assert made.shape == (1, 3, 28, 28)
-    assert made.dtype == dtype
-    assert_same_values(made[0], naive_planes(image[:, 7:35], dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_anyres_tiles_are_read_row_by_row_after_the_whole(dtype: torch.dtype) -> None:
     image = picture(24, 48)
     made = patches.llava_anyres(image, dtype, side=24)

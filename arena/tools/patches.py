@@ -2,7 +2,7 @@
 
 Qwen2-VL style: the frame is resized to multiples of 28 pixels within a budget, pairs of frames are stacked in time,
 and each row of `pixel_values` is one patch of 2 x 14 x 14 pixels; the four patches of a 2 x 2 block, which the model
-merges into one token, are neighbours. CLIP and LLaVA style: square crops or tiles, [n, 3, side, side].
+merges into one token, are neighbours. LLaVA style: square tiles, [n, 3, side, side].
 
 The values are normalised (floating dtypes) or left as bytes (`torch.uint8`, for engines that normalise on the
 device). Images come in as uint8 [height, width, 3].
@@ -94,11 +94,6 @@ def _patches(planes: torch.Tensor) -> QwenPixels:
     return QwenPixels(pixel_values.contiguous(), torch.tensor([grid], dtype=torch.int64))
 
 
-def clip(image: torch.Tensor, dtype: torch.dtype, *, side: int = CLIP_SIDE) -> torch.Tensor:
-    """The shorter edge resized to `side`, the centre cropped: [1, 3, side, side]."""
-    return normalise(_centre(image, side).permute(2, 0, 1).unsqueeze(0), dtype).contiguous()
-
-
 def llava_anyres(
     image: torch.Tensor,
     dtype: torch.dtype,
@@ -124,14 +119,6 @@ def best_grid(height: int, width: int, side: int, grids: Sequence[tuple[int, int
         return kept, kept - math.prod(area)
 
     return max(grids, key=merit)
-
-
-def _centre(image: torch.Tensor, side: int) -> torch.Tensor:
-    shorter = min(image.shape[:2])
-    height, width = (int(side * edge / shorter) for edge in image.shape[:2])
-    resized = resize(image, height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    return resized[top : top + side, left : left + side]
 
 
 def _letterbox(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
