@@ -273,13 +273,13 @@ class SharedOffloadRegion:
     @property
     def is_pinned(self) -> bool:
         """Whether all of the region is registered with the device."""
-        held = self._held
+        held = self._unless_forked()
         return held is not None and held.pinning is not None and held.pinning.is_pinned(0, self.total_size_bytes)
 
     @property
     def pinned_addresses(self) -> tuple[tuple[int, int], ...]:
         """Address and length of every range that is registered."""
-        held = self._held
+        held = self._unless_forked()
         return () if held is None or held.pinning is None else held.pinning.pinned_addresses
 
     # ---- the end ----
@@ -307,7 +307,11 @@ class SharedOffloadRegion:
     def _use(self) -> _Held:
         if self._held is None or not self._finalizer.alive:
             raise ArenaError(_RELEASED)
-        if self._held.member.pid != os.getpid():
+        self._unless_forked()
+        return self._held
+
+    def _unless_forked(self) -> _Held | None:
+        if self._held is not None and self._held.member.pid != os.getpid():
             raise ForkedError("this region was inherited through fork: make one in the child, with a rank of its own")
         return self._held
 

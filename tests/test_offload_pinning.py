@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import uuid
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from arena.device import pinning
 from arena.device.simulated import SimulatedDevice
+from arena.errors import ForkedError
 from arena.offload import SharedOffloadRegion
 from arena.ratelimit import RateLimit
 from arena.shm.native import lib
@@ -124,6 +126,22 @@ def test_memory_that_the_driver_keeps_stays_mapped(monkeypatch: pytest.MonkeyPat
     assert lib.arena_maps_live() == before
     unregister(address)
     lib.arena_map_release(mapping)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_is_told_that_it_has_nothing_pinned() -> None:
+    with region(SimulatedDevice()) as mine:
+        child = os.fork()
+        if not child:
+            code = 0
+            for question in (lambda: mine.is_pinned, lambda: mine.pinned_addresses, mine.pin_memory):
+                try:
+                    question()
+                except ForkedError:
+                    code += 1
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        assert mine.is_pinned
 
 
 def test_no_device_is_a_line_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
