@@ -38,6 +38,7 @@ WARN_EVERY_S = 60.0
 """The same trouble is reported at most once in this time, however many mappings have it."""
 
 _warnings = RateLimit(WARN_EVERY_S)
+_STAYS = "memory cannot be unpinned, so it stays mapped"
 _UNPINNED = "memory is not pinned, so copies to the device are slower"
 
 
@@ -261,8 +262,9 @@ class Pinning:
         try:
             self._device.unregister(self._address + self.chunks[index].offset)
         except DeviceError as error:
-            self._report("memory cannot be unpinned, so it stays mapped", error)
-            return error.code == ERROR_NOT_REGISTERED
+            is_free = error.code == ERROR_NOT_REGISTERED
+            self._report("the driver no longer knew memory that was pinned" if is_free else _STAYS, error)
+            return is_free
         return True
 
     # ---- what is so ---------------------------------------------------------------------------

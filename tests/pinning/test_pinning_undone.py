@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pinning_support import ROWS, make
 
 from arena.config import Pin
-from arena.device.interface import ERROR_OUT_OF_MEMORY
+from arena.device.interface import ERROR_NOT_REGISTERED, ERROR_OUT_OF_MEMORY
 from arena.device.pinning import Pinning
 from arena.device.simulated import SimulatedDevice
 
@@ -69,6 +69,18 @@ def test_a_failed_unregister_keeps_its_record_and_is_tried_again(device: Simulat
     assert pinning.needs_gate(2 * PAGE, PAGE)
     assert pinning.unpin()
     assert (pinning.pinned_addresses, device.registered) == ((), {})
+
+
+@pytest.mark.parametrize(("code", "is_free"), [(ERROR_NOT_REGISTERED, True), (999, False)])
+def test_what_is_said_to_stay_mapped_does(
+    device: SimulatedDevice, memory: Memory, caplog: pytest.LogCaptureFixture, code: int, is_free: bool
+) -> None:
+    pinning = make(device, memory)
+    pinning.ensure(0, PAGE)
+    device.fail("unregister", code)
+    assert pinning.unpin() is is_free
+    assert ("stays mapped" in caplog.text) is not is_free
+    assert len(caplog.records) == 1
 
 
 def test_a_failed_rollback_keeps_its_record(device: SimulatedDevice, memory: Memory) -> None:
