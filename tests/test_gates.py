@@ -153,6 +153,25 @@ def test_what_is_no_tensor_no_stream_and_no_device_is_refused() -> None:
         del tensor
 
 
+def test_the_current_streams_are_asked_for_once_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+    used_streams = Device.used_streams
+
+    def count(self: Device) -> Any:
+        nonlocal asked
+        asked += 1
+        return used_streams(self)
+
+    with pinned_queue() as (writer, reader, _):
+        monkeypatch.setattr(Device, "used_streams", count)
+        for sent, times in (([message(number) for number in range(3)], 1), (message(0, 100), 0)):
+            asked = 0
+            writer.enqueue(sent, WATCHDOG_S)
+            received = reader.dequeue(WATCHDOG_S)
+            assert asked == times
+        del received
+
+
 # ---- when it is looked at --------------------------------------------------------------------------------------------
 
 

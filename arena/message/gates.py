@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -108,17 +108,20 @@ class Gates:
             self._activate()
             self.pinning.start()
 
-    def admit(self, leases: Iterable[Lease]) -> None:
+    def admit(self, leases: Sequence[Lease]) -> None:
         """Before any view of them exists: pins their memory, if that may be, and lets their drops come here."""
         may_pin = self._may_pin()
         if may_pin and not self._is_active:
             self._activate()
+        streams: Sequence[Stream] = ()
+        if self._is_active and leases:
+            with suppress(*_TROUBLE):  # where there is trouble, it is met again at the end of the leases
+                streams = self._device.used_streams()
         for lease in leases:
             grant = lease.grant
             lib.arena_grant_gate(ffi.cast("arena_grant *", grant), self._native, lease.data - self._base, lease.nbytes)
-            if self._is_active:
-                with suppress(*_TROUBLE):  # where there is trouble, it is met again at the end of the lease
-                    self._streams[grant] = self._device.used_streams()
+            if streams:
+                self._streams[grant] = streams
             if may_pin:
                 self.pinning.ensure(lease.data - self._base, lease.nbytes)
 
