@@ -64,7 +64,8 @@ class SharedOffloadRegion:
         barrier: called once by every process, however it fails, after it has mapped and populated; then a failure of
             one is an error in all.
         creator_memory_check: called by the creator alone with the region's size, before it makes the memory; it raises
-            where there is too little.  Other processes wait for it: let it take well under a second.
+            where there is too little.  Other processes wait for it: let it take well under a second.  An ``OSError`` of
+            its own that says that something has run out (as ENOMEM) is the cause of a CapacityError.
         populate_only_on_creator: the creator takes all pages, the others none; needs a barrier.
         backing: ``"memfd"``: memory without a name; ``"shm"``: a named file, for processes in several PID namespaces.
         pin: when the region is registered with the device: ``"auto"`` and ``"eager"``: here, ``"background"``: by a

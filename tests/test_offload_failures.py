@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,20 @@ def test_a_barrier_that_breaks_does_not_hide_the_first_error(engine_id: str, cap
         region(engine_id, 0, barrier, creator_memory_check=check)
     assert calls == [1]
     assert "the barrier failed too" in caplog.text
+
+
+def test_a_memory_check_s_error_comes_out_and_one_that_says_no_memory_as_the_cause(engine_id: str) -> None:
+    class Mine(OSError):
+        pass
+
+    for error in (Mine(errno.ENOMEM, "my own words"), Mine(errno.EPERM, "my own words"), KeyError("my own words")):
+
+        def check(nbytes: int, error: Exception = error) -> None:
+            raise error
+
+        with pytest.raises((CapacityError, Mine, KeyError), match="my own words") as caught:
+            region(engine_id, 0, creator_memory_check=check)
+        assert error in (caught.value, caught.value.__cause__)
 
 
 def test_creator_only_population_needs_a_barrier(engine_id: str) -> None:
