@@ -54,6 +54,8 @@ class ObjectCache:
 
     Thread safety: any method may be called from any thread; copies run side by side.  Process safety: as of a queue: all
     but ``export_handle`` and ``shutdown`` raise ``ForkedError`` in a forked child, and ``Cancelled`` after shutdown.
+    A signal handler or a finalizer that comes in the middle of a change of its own thread gets ``RuntimeError``, except from
+    ``statistics``.
     Keys are hashed and compared under a lock: a subclass of str or bytes that does so must use no queue or cache there.
 
     Args:
@@ -182,6 +184,7 @@ class ObjectCache:
             whatever pickling raises.
         """
         digest = key_digest(key)
+        self._check()
         with self._end.visit():
             self._look_around()
             if not replace and (known := self._used(key)) is not None:
@@ -197,6 +200,7 @@ class ObjectCache:
 
     def _check(self, *keys: Key) -> None:
         self._end.check_usable()
+        self._end.check_not_in_hand()
         for key in keys:
             check_key(key)
 
@@ -281,6 +285,7 @@ class ObjectCache:
 
     def clear(self) -> int:
         """Takes everything out; returns how many objects.  No old handle will ever lead to a later object."""
+        self._check()
         with self._end.visit(), self._lock:
             count = len(self._store.entries)
             for key in [*self._store.entries]:
@@ -295,6 +300,7 @@ class ObjectCache:
         try:
             yield
         except BaseException:
+            self._end.check_not_in_hand()
             with suppress(Cancelled, ForkedError), self._end.visit(), self._lock:  # after those nothing is there
                 for key, handle in mine.puts:
                     if key in self._store.entries and self._store.entries[key].handle == handle:
@@ -329,9 +335,11 @@ class ObjectCache:
 
     def statistics(self) -> CacheStatistics:
         """The cache in numbers, as of now."""
+        is_in_hand = self._end.slots.is_in_hand()
         with self._end.visit(), self._lock:
             store, counts = self._store, self._store.counts
-            store.objects.scan()
+            if not is_in_hand:
+                store.objects.scan()
             return CacheStatistics(
                 objects=len(store.entries),
                 objects_held=sum(entry.is_held() for entry in store.entries.values()),

@@ -52,6 +52,18 @@ class OwnerEnd(Endpoint):
         """Until every reader has joined."""
         self.in_turn(deadline, self._wait_until_ready, deadline)
 
+    def check_turn(self) -> None:
+        super().check_turn()
+        self.check_not_in_hand()
+
+    def check_not_in_hand(self) -> None:
+        """Refuses a call of a signal handler or a finalizer that has come in the middle of a change of the same thread."""
+        if self.slots.is_in_hand():
+            raise RuntimeError(
+                "a queue or cache was used by a signal handler or a finalizer in the middle of another call of the same "
+                "thread: leave it a note, and make the call when that one has returned"
+            )
+
     def reap(self) -> int:
         """Looks for readers that have left or died, now; returns how many were dead."""
         return self.in_turn(NEVER, self._reap)

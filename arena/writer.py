@@ -68,7 +68,7 @@ class WriterEnd(OwnerEnd):
     # ---- messages ---------------------------------------------------------------------------------------------
 
     def enqueue(self, obj: object, deadline: Deadline) -> None:
-        if self._turn._is_owned() or not self._alive[0]:
+        if self._turn._is_owned() or not self._alive[0] or self.slots.is_in_hand():
             self.check_turn()
         try:  # in_turn, spelt out: a microsecond of fourteen
             self.take_turn(deadline)

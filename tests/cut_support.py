@@ -46,15 +46,19 @@ def watched(call: Callable[[], object], trace: Callable[..., Any], profile: Call
             sys.settrace(None)
 
 
-def interrupted_at(place: int, call: Callable[[], object]) -> bool:
-    """Calls a function and raises ``Cut`` in it, or in what it calls, at the n-th such place; whether it came so far."""
+def cut() -> None:
+    raise Cut
+
+
+def interrupted_at(place: int, call: Callable[[], object], handler: Callable[[], object] = cut) -> bool:
+    """Calls a function and has a handler run in it, or in what it calls, at the n-th such place; whether it came so far."""
     left = place
 
     def arrive() -> None:
         nonlocal left
         left -= 1
         if left == -1:
-            raise Cut
+            handler()
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         is_generators = event != "c_return" and frame.f_code.co_flags & inspect.CO_GENERATOR  # no handler runs in a close

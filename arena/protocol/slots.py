@@ -72,7 +72,7 @@ class SlotWriter:
 
     def __init__(self, segment: Segment, *, chunk_bytes: int | None = None, quarantine_s: float = 0.0) -> None:
         of = segment.layout
-        self.lock = threading.RLock()
+        self.lock: Any = threading.RLock()
         self.on_reclaim: list[Callable[[int], None]] = []  # called with a dead reader's row before it is zeroed
         self.on_collect: list[Callable[[], object]] = []  # they free what else nobody holds any more
         self._mapping = segment.mapping
@@ -333,10 +333,16 @@ class SlotWriter:
             self.impossible_rows |= impossible
         return len(released)
 
+    def is_in_hand(self) -> bool:
+        """Whether this thread is in the middle of a change: a signal handler or a finalizer may look, and change nothing."""
+        return bool(self.lock._is_owned())
+
     # ---- for the statistics -----------------------------------------------------------------------------------
 
     def usage(self) -> tuple[int, int]:
         """Free slots and bytes in use, counting what is released and not collected yet; from any thread."""
+        if self.is_in_hand():
+            return len(self._free), self.extents.used_bytes
         with self.lock:
             for tell in self.on_collect:
                 tell()
@@ -347,7 +353,8 @@ class SlotWriter:
     @property
     def quarantined(self) -> int:
         """Slots that nobody holds any more, except perhaps a dead reader's device; from any thread."""
-        self.expire()
+        if not self.is_in_hand():
+            self.expire()
         return len(self._fences)
 
     # ---- private ----------------------------------------------------------------------------------------------
