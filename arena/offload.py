@@ -9,7 +9,6 @@ has no name, so no crash can leak it (`arena.shm.rendezvous`).
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
 import threading
@@ -17,33 +16,27 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
 from arena.config import Backing, Pin
 from arena.device.cuda import CudaDevice
 from arena.device.interface import Device
-from arena.device.pinning import REGISTER_BYTES_MAX, Pinning
 from arena.errors import ArenaError, ForkedError
-from arena.shm import membership, outcome, population, rendezvous
-from arena.shm.backing import HUGE_PAGE, advise_huge_pages
+from arena.offload_held import RELEASED, Held
+from arena.shm import membership, outcome, population
+from arena.shm.backing import advise_huge_pages
 from arena.shm.meeting import Barrier, Meeting
-from arena.shm.membership import Member, Wanted
-from arena.shm.native import address_of, capsules, lib, to_tensor
+from arena.shm.membership import Wanted
 from arena.shm.numa import Numa, Policy
 from arena.shm.population import Progress, Range
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-log = logging.getLogger("arena.offload")
-
 MemoryCheck = Callable[[int], None]
 """Called with the region's size by its creator; raises if there is not enough memory."""
-
-_INT8 = (0, 8)  # as DLPack says it
-_RELEASED = "this region was released by cleanup(): make a new one"
 
 
 class SharedOffloadRegion:
@@ -112,7 +105,7 @@ class SharedOffloadRegion:
     ) -> None:
         _check_callable("barrier", barrier)
         meeting = Meeting(barrier)
-        self._held: _Held | None = None
+        self._held: Held | None = None
         try:
             _check_names(engine_id, backing, pin)
             if nonce is not None and not isinstance(nonce, str | bytes):
@@ -148,7 +141,7 @@ class SharedOffloadRegion:
             self._worker_offset = 0 if rank is None else rank * cpu_page_size
             self._canonical_offset = 0
             meeting.member = meeting.join(meeting.wanted)
-            self._held = _Held(meeting.member)
+            self._held = Held(meeting.member)
             self._finalizer = weakref.finalize(self, self._held.release)
             if huge_pages:
                 advise_huge_pages(meeting.member.mapping)
@@ -176,7 +169,7 @@ class SharedOffloadRegion:
         self._base = None
         try:
             if meeting.member is not None:
-                (self._held or _Held(meeting.member)).release()
+                (self._held or Held(meeting.member)).release()
         finally:
             meeting.clear()
 
@@ -188,7 +181,7 @@ class SharedOffloadRegion:
         self._use()
         base = self._base
         if base is None:  # another thread has released it just now
-            raise ArenaError(_RELEASED)
+            raise ArenaError(RELEASED)
         return base
 
     def create_next_worker_view(self, tensor_page_size: int) -> torch.Tensor:
@@ -305,94 +298,16 @@ class SharedOffloadRegion:
         state = "" if self._finalizer.alive else ", released"
         return f"SharedOffloadRegion({self.engine_id!r}, rank={self.rank}, {self.total_size_bytes} bytes{state})"
 
-    def _use(self) -> _Held:
+    def _use(self) -> Held:
         if self._held is None or not self._finalizer.alive:
-            raise ArenaError(_RELEASED)
+            raise ArenaError(RELEASED)
         self._unless_forked()
         return self._held
 
-    def _unless_forked(self) -> _Held | None:
+    def _unless_forked(self) -> Held | None:
         if self._held is not None and self._held.member.pid != os.getpid():
             raise ForkedError("this region was inherited through fork: make one in the child, with a rank of its own")
         return self._held
-
-
-class _Held:
-    """What a region holds of its process, apart from the region so that it can outlive it for a moment."""
-
-    def __init__(self, member: Member) -> None:
-        self.member = member
-        self.pinning: Pinning | None = None
-        self._turn: Any = threading.RLock()  # held by the thread that pins or gives up: an RLock knows whose it is
-        self._is_closed = False  # nothing is pinned any more
-        self._is_given_up = False
-
-    def tensor(self, nbytes: int) -> torch.Tensor:
-        """All of it, as a tensor whose storage keeps the mapping."""
-        return to_tensor(partial(capsules.of_mapping, address_of(self.member.mapping), 0, nbytes), _INT8, (nbytes,), None)
-
-    def pin(self, device: Device, nbytes: int, row_bytes: int, *, background: bool) -> None:
-        """Registers it, unless it is already; after a failure, tries again."""
-        try:
-            with self._turn:
-                if self._is_closed:
-                    raise ArenaError(_RELEASED)
-                self._pin(device, nbytes, row_bytes, background=background)
-        finally:
-            if self._is_closed:  # by a signal handler in the middle of this: what it has left is done now
-                self.release()
-
-    def _pin(self, device: Device, nbytes: int, row_bytes: int, *, background: bool) -> None:
-        if self.pinning is None or (self.pinning.reason_unpinned is not None and self.pinning.unpin()):
-            huge = os.fstatvfs(self.member.memory_fd).f_bsize == HUGE_PAGE
-            self.pinning = Pinning(
-                device,
-                address_of(self.member.mapping.data),
-                nbytes,
-                row_bytes=row_bytes,
-                pin="background" if background else "eager",
-                chunk_bytes=None if background else REGISTER_BYTES_MAX,
-                page_bytes=HUGE_PAGE if huge else mmap.PAGESIZE,
-            )
-        if (reason := device.unavailable()) is not None:
-            log.warning("the region is not pinned: %s", reason)
-        if not self._is_closed:
-            self.pinning.start()
-
-    def release(self) -> None:
-        """Unpins, unmaps and leaves, in this order; nothing in a forked child, which has none of it.
-
-        Waits for another thread that pins.  In a signal handler, in the middle of its own thread's pinning, it is done when
-        that returns.
-        """
-        if self.member.pid != os.getpid():
-            return
-        self._is_closed = True
-        if self.pinning is not None:
-            self.pinning.close()
-        if self._turn._is_owned():
-            return
-        with self._turn:
-            if not self._is_given_up:
-                self._is_given_up = True
-                self._give_up()
-
-    def _give_up(self) -> None:
-        """Everything that can be given up, whatever raises, as a signal handler: nobody comes back for the rest."""
-        is_unpinned = False
-        try:
-            is_unpinned = self._unpin()
-        finally:
-            try:
-                if is_unpinned or self._unpin():
-                    lib.arena_map_release(self.member.mapping)
-                else:
-                    log.warning("the region stays mapped until this process ends: the device may still know its memory")
-            finally:
-                rendezvous.leave(self.member)
-
-    def _unpin(self) -> bool:
-        return self.pinning is None or self.pinning.unpin()
 
 
 def _check_names(engine_id: str, backing: Backing, pin: Pin) -> None:

@@ -48,7 +48,7 @@ def test_off_pins_nothing_until_it_is_asked_for() -> None:
 
 def test_a_large_region_is_pinned_in_chunks_of_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 67, at the scale of a test: a driver takes only so much at once."""
-    monkeypatch.setattr("arena.offload.REGISTER_BYTES_MAX", 3 * ROW + 100)
+    monkeypatch.setattr("arena.offload_held.REGISTER_BYTES_MAX", 3 * ROW + 100)
     with region(SimulatedDevice(register_bytes_max=3 * ROW)) as mine:
         start = mine.base_tensor.data_ptr()
         assert mine.pinned_addresses == ((start, 3 * ROW), (start + 3 * ROW, 3 * ROW), (start + 6 * ROW, 2 * ROW))
@@ -59,7 +59,7 @@ def test_a_refusal_undoes_what_was_pinned_and_is_reported_once(
 ) -> None:
     """Cases 67 and 68."""
     monkeypatch.setattr(pinning, "_warnings", RateLimit(60.0))
-    monkeypatch.setattr("arena.offload.REGISTER_BYTES_MAX", 3 * ROW)
+    monkeypatch.setattr("arena.offload_held.REGISTER_BYTES_MAX", 3 * ROW)
     device = SimulatedDevice()
     register, count = device.register, 0
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from arena import offload
+from arena import offload_held
 from arena.device.simulated import SimulatedDevice
 from arena.errors import ArenaError
 from arena.offload import SharedOffloadRegion
@@ -71,7 +71,7 @@ class Interrupted(SimulatedDevice):
 
 @pytest.mark.parametrize("call", ["unavailable", "register", "unregister"])
 def test_a_signal_handler_gives_up_what_its_thread_pins(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload, "REGISTER_BYTES_MAX", 2 * PAGE)
+    monkeypatch.setattr(offload_held, "REGISTER_BYTES_MAX", 2 * PAGE)
     device = Interrupted(call)
     mine = region()
     with handled_by(mine.cleanup):
@@ -93,14 +93,14 @@ def test_what_has_been_given_up_is_not_pinned() -> None:
 
 def test_a_thread_gives_up_what_another_is_about_to_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     inside, go_on = threading.Event(), threading.Event()
-    pinning = offload.Pinning
+    pinning = offload_held.Pinning
 
     def slow(*arguments: Any, **options: Any) -> Any:
         inside.set()
         go_on.wait()
         return pinning(*arguments, **options)
 
-    monkeypatch.setattr(offload, "Pinning", slow)
+    monkeypatch.setattr(offload_held, "Pinning", slow)
     device, mine = SimulatedDevice(), region()
     threads = [threading.Thread(target=mine.pin_memory, args=(device,))]
     threads[0].start()
