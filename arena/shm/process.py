@@ -150,15 +150,15 @@ class Peer:
         return self.is_dead() or self.is_suspect()
 
     def how_it_ended(self) -> str:
-        """``exit 1``, ``signal 9`` for a child of this process that nobody has waited for; else ``unknown``."""
+        """``exit 1``, ``signal 9`` for a child of this process that nobody has waited for; else ``unknown``, and why."""
         if self.pidfd < 0:
-            return "unknown"
+            return _UNKNOWN
         try:
             info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except OSError:
-            return "unknown"
+            return _UNKNOWN
         if info is None:
-            return "unknown"
+            return _UNKNOWN
         return f"exit {info.si_status}" if info.si_code == os.CLD_EXITED else f"signal {info.si_status}"
 
     def close(self) -> None:
@@ -167,6 +167,7 @@ class Peer:
         self.pidfd = _UNWATCHED if self.pidfd != _DEAD else _DEAD
 
 
+_UNKNOWN = "unknown how, as it is no child of this process or somebody has waited for it"
 _WAITED_FOR = -1
 _DEAD = -1
 _UNWATCHED = -2
