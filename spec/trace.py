@@ -64,7 +64,11 @@ def about(logs: Sequence[Log], found: Found, model: str) -> Verdict:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(directory: Path, as_json: bool) -> None:
     """Hold the logs of a real run (ARENA_TRACE=DIRECTORY) to the models of message slots and object slots."""
-    verdicts = [validate(logs) for logs in read_runs(directory).values()]
+    try:
+        runs = read_runs(directory)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    verdicts = [validate(logs) for logs in runs.values()]
     if as_json:
         click.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=2))
     else:

@@ -119,7 +119,7 @@ def test_a_worker_that_ends_is_named(tmp_path: Path) -> None:
     with long_demo(tmp_path) as (engine, children):
         max(children, key=lambda child: sum(child.cpu_times()[:2])).kill()
         _, told = engine.communicate(timeout=60)
-        assert engine.returncode == 2, told
+        assert engine.returncode == 3, told
         assert "ended without a word" in told
         _, alive = psutil.wait_procs(children, timeout=30)
         assert alive == []

@@ -51,9 +51,9 @@ def test_the_bar_goes_from_nothing_to_all(monkeypatch: pytest.MonkeyPatch) -> No
     assert told[-1] == 64 << 20
 
 
-def test_memory_that_is_not_there_is_one_line_and_ends_with_1() -> None:
+def test_memory_that_is_not_there_is_one_line_and_ends_with_3() -> None:
     shown = CliRunner().invoke(arena, ["offload", "populate", "--gib", "1e6"])
-    assert shown.exit_code == 1
+    assert shown.exit_code == 3
     assert "Error: a region of" in shown.output
     assert "does not fit" in shown.output
     assert what_is_left(f"populate-{os.getpid()}") == []

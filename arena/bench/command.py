@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from arena.errors import CapacityError
-from arena.tools.extras import MissingExtra, require
+from arena.bench.registry import ALL_SCENARIOS
+from arena.tools.extras import require
 
 if TYPE_CHECKING:
     from arena.bench.harness import Figure
@@ -21,35 +21,31 @@ WIDTH = 130
 """Columns, where the output is not a terminal."""
 
 
-@click.command("bench")
+HELP = f"""Measure what the package promises, as ratios to peers in the same run.
+
+Without SCENARIO all are measured: {", ".join(ALL_SCENARIOS)}.
+"""
+
+
+@click.command("bench", help=HELP)
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @click.option("--quick", is_flag=True, help="Tiny sizes and few rounds: shows that it works; nothing is judged.")
 @click.option("--full", is_flag=True, help="The largest sizes that the promises name: 8 GiB are populated.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--markdown", is_flag=True, help="Print a Markdown table.")
 def command(scenarios: tuple[str, ...], quick: bool, full: bool, as_json: bool, markdown: bool) -> None:
-    """Measure what the package promises, as ratios to peers in the same run.
-
-    Without SCENARIO all are measured: enqueue, arrival, medium, threads, loan, view, small, idle, resident, overhead,
-    cold, lease, cache_get, cache_put, cache_repeat, offload_populate, offload_ticker.
-    """
-    from arena.bench.registry import ALL_SCENARIOS
-
+    """Measure, and show."""
     if unknown := set(scenarios) - set(ALL_SCENARIOS):
         raise click.UsageError(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(ALL_SCENARIOS)}")
     if quick and full:
         raise click.UsageError("--quick and --full: one of them")
-    try:
-        figures = _measure(scenarios or tuple(ALL_SCENARIOS), quick, full)
-    except (MissingExtra, CapacityError) as error:
-        raise click.ClickException(str(error)) from None
+    figures = _measure(scenarios or tuple(ALL_SCENARIOS), quick, full)
     _show(figures, quick, as_json, markdown)
 
 
 def _measure(names: Iterable[str], quick: bool, full: bool) -> list[Figure]:
     console_module, progress_module = require("rich.console"), require("rich.progress")
     from arena.bench.readers import Pool
-    from arena.bench.registry import ALL_SCENARIOS
     from arena.bench.scenarios import FULL, QUICK, Bench, Scale
 
     figures: list[Figure] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
@@ -54,6 +55,13 @@ def read_log(path: Path) -> Log:
     data = path.read_bytes()
     if len(data) < HEADER_BYTES:
         raise ValueError(f"{path}: too short for a log")
+    try:
+        return _decode(path, data)
+    except (IndexError, struct.error):
+        raise ValueError(f"{path}: a damaged log: events that cannot be") from None
+
+
+def _decode(path: Path, data: bytes) -> Log:
     capacity, count = (int.from_bytes(data[at : at + 8], sys.byteorder) for at in (0, 8))
     magic, version, row, pid, start, n_readers, n_slots, segment = ABOUT.unpack_from(data, ABOUT_OFFSET)
     if (magic, version) != (MAGIC, VERSION):
@@ -67,9 +75,21 @@ def read_log(path: Path) -> Log:
 
 
 def read_runs(directory: Path) -> dict[str, list[Log]]:
-    """The logs of a directory, by segment."""
+    """The logs of a directory, by segment.
+
+    Raises:
+        ValueError: a file is named like a log, and is none of this version.
+    """
     runs: dict[str, list[Log]] = defaultdict(list)
-    for path in sorted(directory.glob(f"*{SUFFIX}"), key=lambda path: int(path.name.split(".")[2])):
+    for path in sorted(directory.glob(f"*{SUFFIX}"), key=_number):
         log = read_log(path)
         runs[log.segment].append(log)
     return dict(runs)
+
+
+def _number(path: Path) -> int:
+    """The place of a log among those of its process."""
+    number = path.name.split(".")[2:3]
+    if not (number and number[0].isdecimal()):
+        raise ValueError(f"{path}: not the name of a log")
+    return int(number[0])

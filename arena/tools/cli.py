@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from arena.tools.exits import FAILED
 from arena.tools.extras import MissingExtra, require
 
 
@@ -12,7 +13,8 @@ def main() -> None:
     try:
         require("click")
     except MissingExtra as error:
-        sys.exit(f"arena: {error}")
+        print(f"arena: {error}", file=sys.stderr)
+        sys.exit(FAILED)
     from arena.tools.commands import arena
 
     arena(prog_name="arena")

@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from arena.statistics import Statistics
 from arena.tools import worker
 from arena.tools.cached import CachedWriter
+from arena.tools.exits import CommandFailed
 from arena.tools.images import FrameSize
 from arena.tools.report import Result, Sample, summarise
 from arena.tools.transports import TRANSPORTS, ArenaWriter, Writer, now_ns
@@ -25,7 +26,7 @@ READY_TIMEOUT_S = 120.0
 EXIT_TIMEOUT_S = 10.0
 
 
-class WorkerFailed(RuntimeError):
+class WorkerFailed(CommandFailed):
     """A worker raised, ended or fell silent; the text says which and why."""
 
 
@@ -126,7 +127,7 @@ class Crew:
         except EOFError:
             raise WorkerFailed(f"worker {rank} ended without a word") from None
         if isinstance(answer, worker.Failure):
-            raise WorkerFailed(f"worker {answer.rank} failed:\n{answer.text}")
+            raise WorkerFailed(f"worker {answer.rank} failed: {answer.text}")
         if not isinstance(answer, worker.Acknowledgement):
             raise WorkerFailed(f"worker {rank} answered with {answer!r:.100}")
         return answer

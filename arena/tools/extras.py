@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from arena.tools.exits import CommandFailed
 
-class MissingExtra(ImportError):
+
+class MissingExtra(CommandFailed, ImportError):
     """A command needs a package of an extra that is not installed: install the extra that the text names."""
 
 

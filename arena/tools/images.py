@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from arena.tools.extras import require
-from arena.tools.patches import resize
+from arena.tools.patches import ASPECT_MAX, resize
 
 PHOTOGRAPHS = ("astronaut", "coffee", "chelsea", "rocket", "retina", "hubble_deep_field", "immunohistochemistry")
 ENLARGEMENT_MAX = 2.0
@@ -42,6 +42,8 @@ class FrameSize:
             size = cls._of_megapixels(text)
         if min(size.width, size.height) < SIDE_MIN or max(size.width, size.height) > SIDE_MAX:
             raise ValueError(f"size {text!r} is {size}; both sides must be from {SIDE_MIN} to {SIDE_MAX} pixels")
+        if max(size.width, size.height) > ASPECT_MAX * min(size.width, size.height):
+            raise ValueError(f"size {text!r}: one side must be at most {ASPECT_MAX} times the other")
         return size
 
     @classmethod

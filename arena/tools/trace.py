@@ -30,9 +30,12 @@ def command(directory: Path, perfetto: Path | None, as_json: bool) -> None:
     The timeline opens in ui.perfetto.dev or chrome://tracing. Its unit is not time: it is the shared counter that stamps
     the events, so what overlaps there had no order.
     """
-    runs = read_runs(directory)
+    try:
+        runs = read_runs(directory)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     if not runs:
-        raise click.ClickException(f"no logs (*{SUFFIX}) in {directory}: run with {VARIABLE}={directory}")
+        raise click.UsageError(f"no logs (*{SUFFIX}) in {directory}: run with {VARIABLE}={directory}")
     if perfetto is not None:
         perfetto.write_text(json.dumps({"traceEvents": timeline(runs)}))
     summaries = [summary(segment, logs) for segment, logs in runs.items()]

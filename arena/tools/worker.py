@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from arena.errors import ArenaError
 from arena.tools import transports
 from arena.tools.devices import WorkerDevice, wait_until_true
 from arena.tools.processes import die_with_parent
@@ -77,8 +78,10 @@ def run(
     torch.set_num_threads(1)
     try:
         _serve(rank, endpoints, first, acknowledge, None if device is None else WorkerDevice(device, rank))
+    except ArenaError as error:
+        acknowledge.send(Failure(rank, f"{type(error).__name__}: {error}"))
     except Exception:
-        acknowledge.send(Failure(rank, traceback.format_exc()))
+        acknowledge.send(Failure(rank, f"\n{traceback.format_exc()}"))
 
 
 def _serve(
