@@ -79,8 +79,12 @@ class MessageQueue:
         if on_reader_death not in ("continue", "raise"):
             raise ValueError(f"on_reader_death={on_reader_death!r}: must be 'continue' or 'raise'")
         end = WriterEnd(ranks, max_chunk_bytes, max_chunks, arena, spin_us)
-        end.raise_on_death = on_reader_death == "raise"
-        self._adopt(end)
+        try:
+            end.raise_on_death = on_reader_death == "raise"
+            self._adopt(end)
+        except BaseException:  # a signal handler's
+            end.shutdown()
+            raise
 
     @classmethod
     def create_from_handle(cls, handle: Handle, rank: int, *, device: Device | None = None) -> MessageQueue:
@@ -102,7 +106,12 @@ class MessageQueue:
         if device is not None and not isinstance(device, Device):
             raise ValueError(f"device={device!r}: must be an arena.device.interface.Device, or None for CUDA")
         queue = cls.__new__(cls)
-        queue._adopt(ReaderEnd(handle, rank, device))
+        end = ReaderEnd(handle, rank, device)
+        try:
+            queue._adopt(end)
+        except BaseException:  # a signal handler's
+            end.shutdown()
+            raise
         return queue
 
     def _adopt(self, end: WriterEnd | ReaderEnd) -> None:

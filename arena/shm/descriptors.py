@@ -23,7 +23,8 @@ def open_kept(open_file: Callable[[], int]) -> int:
     with _lock:
         fd = open_file()
         try:
-            _kept[fd] = _identity(fd)
+            status = os.fstat(fd)
+            _kept[fd] = status.st_dev, status.st_ino
         except BaseException:
             os.close(fd)
             raise
@@ -44,14 +45,10 @@ def close_kept(fd: int) -> None:
             _close_if(fd, _kept.pop(fd))
 
 
-def _identity(fd: int) -> tuple[int, int]:
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino
-
-
 def _close_if(fd: int, identity: tuple[int, int]) -> None:
     with contextlib.suppress(OSError):
-        if _identity(fd) == identity:
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) == identity:
             os.close(fd)
 
 

@@ -111,8 +111,8 @@ def create(of: Layout, *, backing: Backing = "memfd", prefault: Prefault = "lazy
     try:
         handle = _handle(segment_id, backing, path, fd, of)
         mapping = _map(fd, of, "shared")
-        segment = Segment(mapping, fd, handle, writable_file=writable_file)
         try:
+            segment = Segment(mapping, fd, handle, writable_file=writable_file)
             _write_header(segment)
             if huge_pages and of.data_bytes:
                 _advise_huge(mapping)
@@ -138,28 +138,29 @@ def _open_new(of: Layout, backing: Backing, segment_id: bytes, huge_pages: bool)
                 # Taken now, because a store into a page that another segment has taken meanwhile is a SIGBUS; pages of the
                 # data area come by write(2) or madvise(2), which say so.
                 os.posix_fallocate(fd, 0, of.control_bytes)
-            except OSError:
+            except BaseException:
                 os.unlink(path)
                 close_kept(fd)
                 raise
             return fd, of, path, True
         if huge_pages and (opened := _open_hugetlb(of)) is not None:
             return (*opened, False)
-        fd = open_kept(lambda: os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-        return fd, of, _size_and_seal(fd, of), True
+        fd, path = _new_memfd(of)
+        return fd, of, path, True
     except OSError as error:
         raise _no_memory("create", of, error) from error
 
 
-def _size_and_seal(fd: int, of: Layout) -> str:
-    """No peer can shrink the file under our feet.  Returns the path by which peers open it."""
+def _new_memfd(of: Layout, flags: int = 0) -> tuple[int, str]:
+    """A file that no peer can shrink under our feet, and the path by which peers open it."""
+    fd = open_kept(lambda: os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags))
     try:
         os.ftruncate(fd, of.total_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    except OSError:
+    except BaseException:
         close_kept(fd)
         raise
-    return f"/proc/{os.getpid()}/fd/{fd}"
+    return fd, f"/proc/{os.getpid()}/fd/{fd}"
 
 
 def _open_hugetlb(of: Layout) -> tuple[int, Layout, str] | None:
@@ -167,17 +168,18 @@ def _open_hugetlb(of: Layout) -> tuple[int, Layout, str] | None:
     slack = layout.align(of.control_bytes, HUGE_PAGE) - of.control_bytes
     huge = Layout(of.n_readers, of.n_slots, of.ring_bytes + slack, layout.align(of.data_bytes, HUGE_PAGE))
     try:
-        fd = open_kept(lambda: os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB))
-        path = _size_and_seal(fd, huge)
+        fd, path = _new_memfd(huge, os.MFD_HUGETLB)
     except OSError as error:
         log.warning("huge_pages: no hugetlb memfd (%s); asking for transparent huge pages instead", error)
         return None
     try:
         lib.arena_map_release(_map(fd, huge, "shared"))  # reserves the pages, or fails now
-    except CapacityError:
+    except BaseException as error:
+        close_kept(fd)
+        if not isinstance(error, CapacityError):
+            raise
         n_pages = huge.total_bytes // HUGE_PAGE
         log.warning("huge_pages: fewer than %d are reserved; asking for transparent ones instead", n_pages)
-        close_kept(fd)
         return None
     return fd, huge, path
 
@@ -288,6 +290,7 @@ def attach(handle: SegmentHandle, access: ReaderAccess = "shared") -> Segment:
         _check_file(handle, fd)
         mapping = _map(fd, handle.layout, access)
         try:
+            attached = Segment(mapping, fd, handle)
             expected = _header_of(handle)
             found = bytes(ffi.buffer(mapping.control, len(expected)))
             if found != expected:
@@ -298,7 +301,7 @@ def attach(handle: SegmentHandle, access: ReaderAccess = "shared") -> Segment:
     except BaseException:
         close_kept(fd)
         raise
-    return Segment(mapping, fd, handle)
+    return attached
 
 
 def _check_reach(handle: SegmentHandle) -> None:
