@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import io
 import os
+import re
 import subprocess
 import sys
-from pathlib import PurePosixPath
+import warnings
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -88,7 +91,18 @@ DIFFERENT: dict[str, list[object]] = {
     "classes": [Box(1, 2), Size(1, 2), Box(2, 1), (1, 2), {"width": 1, "height": 2}],
     "masks": [np.ma.masked_array([1, 2], [False, True]), np.ma.masked_array([1, 2], [True, False]), np.array([1, 2])],
     "fields": [np.zeros(2, [("a", "i4")]), np.zeros(2, [("b", "i4")]), np.zeros(2, "i4")],
-    "paths": [PurePosixPath("a/b"), "a/b", PurePosixPath("a"), ("a", "b")],
+    "paths": [PurePosixPath("a/b"), "a/b", PurePosixPath("a"), ("a", "b"), PureWindowsPath("a")],
+    "views": [memoryview(np.zeros(shape, dtype)) for shape in ((2, 3), (3, 2), (6,)) for dtype in ("f4", "i4", ">i4", "f8")],
+    "arrays": [each(np.zeros(2, [("a", "i4")])) for each in (np.asarray, np.rec.array, np.ma.asarray)],
+    "fill values": [np.ma.masked_array([1.0, 2.0], [0, 1], fill_value=fill) for fill in (5, 6)],
+    "masks of objects": [np.ma.masked_array([1, 2], mask, object) for mask in ([0, 1], [1, 0])],
+    "object fields": [np.array([(1, None)], [(name, object), ("b", object)]) for name in ("a", "c")],
+    "overlapping fields": [
+        np.zeros(2, {"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [0, offset]}) for offset in (0, 2)
+    ],
+    "flags": [re.RegexFlag(0), re.RegexFlag(3), re.RegexFlag(5), re.RegexFlag(2)],
+    "ranges": [range(10**9), range(10**9 + 1), range(0, 10**9, 2), [0, 10**9]],
+    "large numbers": [10**5000, -(10**5000), 10**5000 + 1],
 }
 
 
@@ -123,6 +137,36 @@ def test_context_is_apart_from_the_value() -> None:
     assert len({object_key("a", "b"), object_key("ab"), object_key(("a", "b")), object_key("b", "a"), object_key("a")}) == 5
 
 
+def test_views_are_compared_as_they_read() -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    assert object_key(memoryview(np.asfortranarray(array))) == object_key(memoryview(array))
+    assert object_key(memoryview(array)[::-1]) == object_key(memoryview(array[::-1].copy()))
+
+
+def animated(second: str) -> Image.Image:
+    file = io.BytesIO()
+    image("P").save(file, "GIF", save_all=True, append_images=[image("RGB", fill=second)])
+    return Image.open(file)
+
+
+def test_an_image_of_several_frames_is_refused_but_not_its_frames() -> None:
+    """Two that differ in their second frame only are not one object."""
+    with pytest.raises(TypeError, match=r"class.* of 2 frames: give the file's bytes"):
+        object_key(animated("red"))
+    red, blue = animated("red"), animated("blue")
+    assert object_key(red.copy()) == object_key(blue.copy())
+    red.seek(1)
+    blue.seek(1)
+    assert object_key(red.copy()) != object_key(blue.copy())
+
+
+@pytest.mark.parametrize("orientation", ["abc", float("nan"), None, b"6", 0, 9, (6, 1)])
+def test_an_orientation_that_is_none_turns_nothing(orientation: Any) -> None:
+    odd = image("RGB")
+    odd.getexif()[0x0112] = orientation
+    assert object_key(odd) == object_key(turned(1))
+
+
 def test_copies_of_an_image_are_equal() -> None:
     original = with_palette(1, 2, 3)
     assert object_key(original.copy()) == object_key(original)
@@ -132,7 +176,42 @@ class Text(str):
     __slots__ = ()
 
 
-@pytest.mark.parametrize("value", [object(), lambda: 0, [object()], {"a": object()}, Text("a"), {1: int}])
+class Number(np.float64):
+    pass
+
+
+class Boxes(np.ndarray[Any, Any]):
+    pass
+
+
+class Points(torch.Tensor):
+    pass
+
+
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls them a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+REFUSED: dict[str, object] = {
+    "object": object(),
+    "function": lambda: 0,
+    "in a list": [object()],
+    "in a dict": {"a": object()},
+    "str": Text("a"),
+    "class": {1: int},
+    "number": Number(1),
+    "array": np.zeros(2).view(Boxes),
+    "tensor": torch.zeros(2).as_subclass(Points),
+    "meta": torch.zeros(2, device="meta"),
+    "sparse": torch.eye(2).to_sparse(),
+    "nested": nested(),
+    "references": memoryview(np.array([None])),
+}
+
+
+@pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
 def test_what_has_no_content_is_refused(value: object) -> None:
     with pytest.raises(TypeError, match="class"):
         object_key(value)
