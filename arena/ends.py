@@ -135,12 +135,12 @@ class MemberEnd(Endpoint):
         self.handle = handle
         self.rank = rank
         self.row = handle.local_reader_ranks.index(rank)
+        self.writer = Peer.watch(0, 0)
         attached = segment.attach(handle.segment, handle.reader_access)
         n_ranks, n_rows = len(handle.local_reader_ranks), attached.layout.n_readers
         if n_ranks != n_rows:
             attached.close()
             raise InvalidHandle(f"{n_ranks} ranks for a segment of {n_rows} readers: altered; call export_handle() again")
-        self.writer = Peer.watch(0, 0)
         self._claimed = False
         try:
             # Pids mean nothing to a process of another PID namespace: then neither end can prove the other's death.
