@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -11,9 +12,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from arena.bench import harness, peers, scenarios
+from arena.bench import harness, offload, peers, scenarios
 from arena.bench.registry import ALL_SCENARIOS
-from arena.shm import capacity
+from arena.errors import CapacityError
+from arena.shm import capacity, rendezvous
 from arena.tools.commands import arena
 
 BENCH = [sys.executable, "-c", "from arena.tools.cli import main; main()", "bench", "--quick"]
@@ -118,3 +120,41 @@ def test_memcpy_peer_copies_and_checks() -> None:
         assert bytes(target.view()) == source.numpy().tobytes()
         with pytest.raises(ValueError, match="at most 20000 bytes"):
             target.copy_from(torch.zeros(5001, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_collector_is_afterwards_as_it_was(is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "gc", collector := Collector(is_on))
+    with harness.collector_off():
+        assert not collector.isenabled()
+    assert collector.isenabled() == is_on
+
+
+class Collector:
+    """Stands in for `gc`, whose state is the whole process's."""
+
+    def __init__(self, is_on: bool) -> None:
+        self._is_on = is_on
+
+    def isenabled(self) -> bool:
+        return self._is_on
+
+    def enable(self) -> None:
+        self._is_on = True
+
+    def disable(self) -> None:
+        self._is_on = False
+
+    def collect(self) -> None:
+        pass
+
+
+def test_memory_that_cannot_be_mapped_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_fd: int) -> None:
+        raise CapacityError("no address space")
+
+    monkeypatch.setattr(rendezvous, "map_memory", refuse)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(CapacityError), offload._memory(4096):
+        pass
+    assert set(os.listdir("/proc/self/fd")) == before

@@ -105,12 +105,14 @@ def _is_clean(samples: Mapping[str, Sample]) -> bool:
 @contextmanager
 def collector_off() -> Iterator[None]:
     """Without Python's garbage collector, after one collection."""
+    was_on = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_on:
+            gc.enable()
 
 
 def ratio(

@@ -77,13 +77,15 @@ def _timed(action: Callable[[], object]) -> Sample:
 def _memory(nbytes: int) -> Iterator[Any]:
     """A mapping without any page."""
     fd = os.memfd_create("arena-bench")
-    os.ftruncate(fd, nbytes)
-    mapping = rendezvous.map_memory(fd)
+    try:
+        os.ftruncate(fd, nbytes)
+        mapping = rendezvous.map_memory(fd)
+    finally:
+        os.close(fd)  # a mapping outlives it
     try:
         yield mapping.data
     finally:
         lib.arena_map_release(mapping)
-        os.close(fd)
 
 
 def _longest_ms(action: Callable[[], object]) -> float:
