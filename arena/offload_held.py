@@ -15,7 +15,7 @@ from arena.device.interface import Device
 from arena.device.pinning import REGISTER_BYTES_MAX, Pinning
 from arena.errors import ArenaError
 from arena.shm import rendezvous
-from arena.shm.backing import HUGE_PAGE
+from arena.shm.capacity import HUGE_PAGE
 from arena.shm.membership import Member
 from arena.shm.native import address_of, capsules, lib, to_tensor
 

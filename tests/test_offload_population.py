@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from arena.errors import CapacityError
 from arena.offload import SharedOffloadRegion
-from arena.shm import numa, population, rendezvous
+from arena.shm import capacity, numa, population, rendezvous
+from arena.shm.backing import check_capacity
 from arena.shm.native import ffi, lib
 from arena.shm.numa import Policy
 from arena.shm.population import PIECE_BYTES
@@ -396,11 +397,44 @@ def test_interleaving_names_all_nodes_that_are_online(tmp_path: Path) -> None:
 def test_huge_pages_that_are_not_there_are_a_line_in_the_log(
     backing: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("arena.shm.backing._free_huge_bytes", lambda: 0)
+    monkeypatch.setattr("arena.shm.capacity.free_huge_bytes", lambda: 0)
     with SharedOffloadRegion(name(), 4, 0, 4 * PAGE, PAGE, huge_pages=True, backing=backing) as region:  # type: ignore[arg-type]
         region.create_next_worker_view(PAGE).fill_(1)
     assert all("huge_pages" in record.message for record in caplog.records)
     assert len(caplog.records) <= 2
+
+
+GIB_OF_HUGE_PAGES = {"MemAvailable": 0, "Hugepagesize": 2048, "HugePages_Free": 514, "HugePages_Rsvd": 2}
+
+
+def test_reserved_huge_pages_count_though_they_are_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arena.shm.capacity.meminfo", lambda: GIB_OF_HUGE_PAGES)
+    check_capacity(1 << 30, "memfd", huge_pages=True)
+    for nbytes, backing, huge_pages in (((1 << 30) + 1, "memfd", True), (PAGE, "shm", True), (PAGE, "memfd", False)):
+        with pytest.raises(CapacityError, match="this machine has available 0 bytes"):
+            check_capacity(nbytes, backing, huge_pages=huge_pages)
+
+
+@pytest.mark.parametrize("refused", ["os.ftruncate", "mmap.mmap"])
+def test_huge_pages_that_another_takes_meanwhile(
+    refused: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Small ones are taken instead, if there is memory for those."""
+
+    def refuse(fd: int, nbytes: int) -> None:
+        if os.fstatvfs(fd).f_bsize == capacity.HUGE_PAGE:
+            raise OSError(errno.ENOMEM, "on purpose")
+        resize(fd, nbytes)
+
+    resize = os.ftruncate
+    monkeypatch.setattr(refused, refuse)
+    monkeypatch.setattr("arena.shm.capacity.free_huge_bytes", lambda: 1 << 30)
+    with SharedOffloadRegion(name(), 4, 0, 4 * PAGE, PAGE, huge_pages=True) as region:
+        region.create_next_worker_view(PAGE).fill_(1)
+    assert "no hugetlb memfd" in caplog.records[0].getMessage()
+    monkeypatch.setattr("arena.shm.capacity.available_bytes", lambda: 0)
+    with pytest.raises(CapacityError, match="this machine has available 0 bytes"):
+        SharedOffloadRegion(name(), 4, 0, 4 * PAGE, PAGE, huge_pages=True)
 
 
 def test_huge_pages_are_used_where_they_are_reserved() -> None:

@@ -13,21 +13,22 @@ import contextlib
 import errno
 import fcntl
 import logging
+import mmap
 import os
 from pathlib import Path
 from typing import Any, Protocol
 
 from arena.errors import AttachError, CapacityError
-from arena.shm import capacity, layout, process
-from arena.shm.descriptors import close_kept, open_kept
+from arena.shm import capacity, process
+from arena.shm.capacity import HUGE_PAGE
+from arena.shm.descriptors import close_kept, no_fork, open_kept
 from arena.shm.directory import ENTRY_PREFIX, MEMORY_PREFIX
 from arena.shm.entry import BACKINGS, Entry, Record
+from arena.shm.layout import align
 from arena.shm.native import lib
 from arena.shm.shortage import lock
 
 log = logging.getLogger("arena.shm")
-
-HUGE_PAGE = 2 << 20
 
 Records = dict[int, Record]
 """Members by the place of their record in the entry."""
@@ -93,16 +94,23 @@ class MemfdBacking:
         return self._create_sealed(nbytes, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
     def _create_huge(self, nbytes: int) -> int | None:
-        free = _free_huge_bytes()
-        needed = layout.align(nbytes, HUGE_PAGE)
+        free = capacity.free_huge_bytes()
+        needed = align(nbytes, HUGE_PAGE)
         if free < needed:
             log.warning("huge_pages: %d bytes reserved, %d needed; asking for transparent ones instead", free, needed)
             return None
         try:
-            return self._create_sealed(needed, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
-        except OSError as error:
+            fd = self._create_sealed(needed, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+            try:
+                with no_fork(), mmap.mmap(fd, needed):  # reserves the pages, or fails now
+                    return fd
+            except BaseException:
+                close_kept(fd)
+                raise
+        except (OSError, CapacityError) as error:
             log.warning("huge_pages: no hugetlb memfd (%s); asking for transparent ones instead", error)
-            return None
+        check_capacity(nbytes, "memfd")
+        return None
 
     def _create_sealed(self, nbytes: int, flags: int) -> int:
         try:
@@ -235,12 +243,16 @@ def advise_huge_pages(mapping: Any) -> None:
         log.warning("huge_pages: no transparent huge pages (%s); continuing with small ones", reason)
 
 
-def check_capacity(nbytes: int, backing: str) -> None:
+def check_capacity(nbytes: int, backing: str, *, huge_pages: bool = False) -> None:
     """Refuses memory that is not there: all of it is taken at once, and the kernel's answer would be the OOM killer.
+
+    Where there are huge pages for all of it (``huge_pages``), those are there.
 
     Raises:
         CapacityError: with the numbers and the ways out.
     """
+    if huge_pages and backing == "memfd" and capacity.are_huge_pages_reserved(nbytes):
+        return
     _require(nbytes, capacity.available_bytes(), "this machine has available", "use fewer chunks")
     if backing == "shm":
         _require(
@@ -267,13 +279,6 @@ def check_capacity(nbytes: int, backing: str) -> None:
 def _require(needed: int, there: int | None, where: str, way_out: str) -> None:
     if there is not None and needed > there:
         raise CapacityError(f"a region of {needed} bytes does not fit: {where} {there} bytes; {way_out}")
-
-
-def _free_huge_bytes() -> int:
-    info = capacity.meminfo()
-    if info.get("Hugepagesize", 0) * 1024 != HUGE_PAGE:
-        return 0
-    return max(0, info["HugePages_Free"] - info["HugePages_Rsvd"]) * HUGE_PAGE
 
 
 def _has_memory(member: Record) -> bool:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arena.errors import CapacityError
+from arena.shm.layout import align
 
 log = logging.getLogger("arena.shm")
 
 SHM_DIRECTORY = "/dev/shm"
+HUGE_PAGE = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,19 @@ def available_bytes() -> int | None:
     if "MemAvailable" not in info:
         return None
     return (info["MemAvailable"] + info.get("SwapFree", 0)) * 1024
+
+
+def free_huge_bytes() -> int:
+    """Reserved huge pages of 2 MiB that nobody has or has asked for."""
+    info = meminfo()
+    if info.get("Hugepagesize", 0) * 1024 != HUGE_PAGE:
+        return 0
+    return max(0, info["HugePages_Free"] - info["HugePages_Rsvd"]) * HUGE_PAGE
+
+
+def are_huge_pages_reserved(needed_bytes: int) -> bool:
+    """Whether reserved huge pages suffice: they count as used already, and in no memory cgroup."""
+    return align(needed_bytes, HUGE_PAGE) <= free_huge_bytes()
 
 
 def memory_cgroups(

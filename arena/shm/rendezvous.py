@@ -18,7 +18,8 @@ from typing import Any
 
 from arena.errors import ArenaError, AttachError, CapacityError
 from arena.shm import process
-from arena.shm.backing import HUGE_PAGE, Backing, Records, check_capacity, memory_path, remove_memory, survivors
+from arena.shm.backing import Backing, Records, check_capacity, memory_path, remove_memory, survivors
+from arena.shm.capacity import HUGE_PAGE
 from arena.shm.descriptors import close_kept
 from arena.shm.directory import check_directory, make_directory, remove_directory
 from arena.shm.entry import NO_RANK, Entry, Record, free_offset
@@ -206,7 +207,7 @@ def close_new_memory(place: Place) -> None:
 def create_memory(wanted: Wanted, backing: Backing, place: Place) -> None:
     """Makes the memory, if all checks say that it is there."""
     remove_memory(memory_path(wanted.path))  # a dead instance's: nobody has it, and its bytes count as used
-    check_capacity(wanted.nbytes, wanted.backing)
+    check_capacity(wanted.nbytes, wanted.backing, huge_pages=wanted.huge_pages)
     if wanted.check is not None:
         wanted.check(wanted.nbytes)
     place.memory_fd = backing.create(wanted.nbytes, huge_pages=wanted.huge_pages)

@@ -22,6 +22,7 @@ from typing import Any
 from arena.config import Backing, Prefault, ReaderAccess
 from arena.errors import ArenaError, AttachError, CapacityError, CorruptError, InvalidHandle
 from arena.shm import capacity, layout, names, process
+from arena.shm.capacity import HUGE_PAGE
 from arena.shm.descriptors import close_kept, open_kept
 from arena.shm.layout import Layout, MemberWord, State
 from arena.shm.native import ffi, geometry, lib
@@ -29,7 +30,6 @@ from arena.shm.shortage import SHORTAGES, refusal
 
 log = logging.getLogger("arena.shm")
 
-HUGE_PAGE = 2 << 20
 ID_BYTES = 16
 _HEADER = struct.Struct("<QII16sQIIQQQ")
 _ACCESS = {
@@ -103,9 +103,10 @@ def create(of: Layout, *, backing: Backing = "memfd", prefault: Prefault = "lazy
     if backing == "shm":
         capacity.check_file_system(of.total_bytes)
     populated = prefault != "lazy"
-    if populated and not huge_pages:  # those may be reserved, which counts as used
-        capacity.check_machine(of.total_bytes)
-    capacity.check_cgroup(of.total_bytes, populated=populated)
+    if not (huge_pages and backing == "memfd" and capacity.are_huge_pages_reserved(of.total_bytes)):
+        if populated:
+            capacity.check_machine(of.total_bytes)
+        capacity.check_cgroup(of.total_bytes, populated=populated)
     segment_id = secrets.token_bytes(ID_BYTES)
     fd, of, path, writable_file = _open_new(of, backing, segment_id, huge_pages)
     try:
