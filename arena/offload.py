@@ -26,7 +26,7 @@ from arena.device.interface import Device
 from arena.errors import ArenaError, ForkedError
 from arena.offload_held import RELEASED, Held
 from arena.shm import membership, outcome, population
-from arena.shm.backing import advise_huge_pages
+from arena.shm.hugepages import advise_huge_pages
 from arena.shm.meeting import Barrier, Meeting
 from arena.shm.membership import Wanted
 from arena.shm.numa import Numa, Policy
@@ -144,7 +144,7 @@ class SharedOffloadRegion:
             self._held = Held(meeting.member)
             self._finalizer = weakref.finalize(self, self._held.release)
             if huge_pages:
-                advise_huge_pages(meeting.member.mapping)
+                advise_huge_pages(meeting.member.mapping, meeting.member.memory_fd)
             if not populate_only_on_creator or self.is_creator:
                 self._populate(policy, populate_threads, progress, everything=populate_only_on_creator or rank is None)
             if populate_only_on_creator and self.is_creator:

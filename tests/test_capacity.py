@@ -16,8 +16,9 @@ from support import WATCHDOG_S, queue_of
 
 from arena import ArenaConfig, MessageQueue
 from arena.errors import CapacityError
-from arena.shm import capacity
+from arena.shm import capacity, hugepages
 from arena.shm.capacity import CgroupMemory, check_cgroup, check_file_system, memory_cgroups
+from arena.shm.native import ffi
 
 MIB = 1 << 20
 
@@ -244,12 +245,28 @@ def test_every_prefault(prefault: str) -> None:
             assert (reader.dequeue(10) == i).all()  # type: ignore[attr-defined]
 
 
-def test_huge_pages_or_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    config = ArenaConfig(capacity_bytes=8 * MIB, slots=4, huge_pages=True)
+@pytest.mark.parametrize("setting", ["always [advise] never", "always advise [never]"])
+@pytest.mark.parametrize("backing", ["memfd", "shm"])
+def test_huge_pages_or_one_line_in_the_log(
+    backing: Any, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "setting").write_text(setting)
+    monkeypatch.setattr(hugepages, "SETTING", tmp_path / "setting")
+    config = ArenaConfig(capacity_bytes=8 * MIB, slots=4, huge_pages=True, backing=backing)
     with queue_of(1, arena=config) as (writer, (reader,)):
         writer.enqueue(torch.arange(MIB // 8))
         assert torch.equal(reader.dequeue(10), torch.arange(MIB // 8))  # type: ignore[arg-type]
-    assert len([record for record in caplog.records if "hugetlb" in record.getMessage()]) <= 1
+    said = f"huge_pages: no transparent huge pages (shmem_enabled is {setting}); continuing with small ones"
+    assert caplog.messages == ([said] if "[never]" in setting else [])
+
+
+def test_reserved_huge_pages_need_no_transparent_ones(caplog: pytest.LogCaptureFixture) -> None:
+    fd = os.memfd_create("test", os.MFD_HUGETLB)
+    try:
+        hugepages.advise_huge_pages(ffi.NULL, fd)
+    finally:
+        os.close(fd)
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("backing", ["memfd", "shm"])

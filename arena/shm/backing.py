@@ -16,7 +16,7 @@ import logging
 import mmap
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from arena.errors import AttachError, CapacityError
 from arena.shm import capacity, process
@@ -25,7 +25,6 @@ from arena.shm.descriptors import close_kept, no_fork, open_kept
 from arena.shm.directory import ENTRY_PREFIX, MEMORY_PREFIX
 from arena.shm.entry import BACKINGS, Entry, Record
 from arena.shm.layout import align
-from arena.shm.native import lib
 from arena.shm.shortage import lock
 
 log = logging.getLogger("arena.shm")
@@ -97,7 +96,7 @@ class MemfdBacking:
         free = capacity.free_huge_bytes()
         needed = align(nbytes, HUGE_PAGE)
         if free < needed:
-            log.warning("huge_pages: %d bytes reserved, %d needed; asking for transparent ones instead", free, needed)
+            log.info("huge_pages: %d bytes reserved, %d needed; asking for transparent ones instead", free, needed)
             return None
         try:
             fd = self._create_sealed(needed, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
@@ -108,7 +107,7 @@ class MemfdBacking:
                 close_kept(fd)
                 raise
         except (OSError, CapacityError) as error:
-            log.warning("huge_pages: no hugetlb memfd (%s); asking for transparent ones instead", error)
+            log.info("huge_pages: no hugetlb memfd (%s); asking for transparent ones instead", error)
         check_capacity(nbytes, "memfd")
         return None
 
@@ -229,18 +228,6 @@ def remove_memory(path: Path) -> None:
     """Removes the name of memory that nobody has any more, if it is there."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-
-
-def advise_huge_pages(mapping: Any) -> None:
-    """Asks for transparent huge pages; where they cannot be had, one line in the log says why."""
-    try:
-        setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled").read_text()
-    except OSError:
-        setting = ""
-    code = lib.arena_advise_huge(mapping.data, mapping.geometry.data_bytes)
-    if code or "[never]" in setting or "[deny]" in setting:
-        reason = os.strerror(code) if code else f"shmem_enabled is {setting.strip()}"
-        log.warning("huge_pages: no transparent huge pages (%s); continuing with small ones", reason)
 
 
 def check_capacity(nbytes: int, backing: str, *, huge_pages: bool = False) -> None:

@@ -24,6 +24,7 @@ from arena.errors import ArenaError, AttachError, CapacityError, CorruptError, I
 from arena.shm import capacity, layout, names, process
 from arena.shm.capacity import HUGE_PAGE
 from arena.shm.descriptors import close_kept, open_kept
+from arena.shm.hugepages import advise_huge_pages
 from arena.shm.layout import Layout, MemberWord, State
 from arena.shm.native import ffi, geometry, lib
 from arena.shm.shortage import SHORTAGES, refusal
@@ -116,7 +117,7 @@ def create(of: Layout, *, backing: Backing = "memfd", prefault: Prefault = "lazy
             segment = Segment(mapping, fd, handle, writable_file=writable_file)
             _write_header(segment)
             if huge_pages and of.data_bytes:
-                _advise_huge(mapping)
+                advise_huge_pages(mapping, fd)
             _prefault(segment, prefault)
         except BaseException:
             lib.arena_map_release(mapping)
@@ -165,13 +166,13 @@ def _new_memfd(of: Layout, flags: int = 0) -> tuple[int, str]:
 
 
 def _open_hugetlb(of: Layout) -> tuple[int, Layout, str] | None:
-    """A memfd of reserved huge pages, or None (said once in the log) where none are reserved."""
+    """A memfd of reserved huge pages, or None where none are reserved."""
     slack = layout.align(of.control_bytes, HUGE_PAGE) - of.control_bytes
     huge = Layout(of.n_readers, of.n_slots, of.ring_bytes + slack, layout.align(of.data_bytes, HUGE_PAGE))
     try:
         fd, path = _new_memfd(huge, os.MFD_HUGETLB)
     except OSError as error:
-        log.warning("huge_pages: no hugetlb memfd (%s); asking for transparent huge pages instead", error)
+        log.info("huge_pages: no hugetlb memfd (%s); asking for transparent huge pages instead", error)
         return None
     try:
         lib.arena_map_release(_map(fd, huge, "shared"))  # reserves the pages, or fails now
@@ -180,15 +181,9 @@ def _open_hugetlb(of: Layout) -> tuple[int, Layout, str] | None:
         if not isinstance(error, CapacityError):
             raise
         n_pages = huge.total_bytes // HUGE_PAGE
-        log.warning("huge_pages: fewer than %d are reserved; asking for transparent ones instead", n_pages)
+        log.info("huge_pages: fewer than %d are reserved; asking for transparent ones instead", n_pages)
         return None
     return fd, huge, path
-
-
-def _advise_huge(mapping: Any) -> None:
-    code = lib.arena_advise_huge(mapping.data, mapping.geometry.data_bytes)
-    if code:
-        log.warning("huge_pages: MADV_HUGEPAGE failed (%s); continuing with small pages", os.strerror(code))
 
 
 def _no_memory(what: str, of: Layout, error: OSError) -> CapacityError:
