@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,6 @@ from arena.tools.transports import (
     OutOfBandWriter,
     Reader,
     Writer,
-    now_ns,
 )
 
 SMALL_BYTES = 1_000_000
@@ -68,9 +68,9 @@ def time_gets(context: readers.Context, name: str, handles: list[Any], rounds: i
     times: list[list[int]] = [[] for _ in handles]
     for _ in range(rounds):
         for handle, taken in zip(handles, times, strict=True):
-            start_ns = now_ns()
+            start_ns = time.monotonic_ns()
             value = end.cache.get(handle)
-            taken.append(now_ns() - start_ns)
+            taken.append(time.monotonic_ns() - start_ns)
             del value
     return times
 

@@ -22,8 +22,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from arena.tools.transports import now_ns
-
 CLEAN_MIN = 7
 ROUNDS_MORE = 1
 """How many times the wanted rounds may be added in search of clean ones."""
@@ -74,9 +72,9 @@ class Figure:
 def timed(action: Callable[[], object]) -> Sample:
     """Run `action` once."""
     switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
-    cpu_ns, start_ns = time.thread_time_ns(), now_ns()
+    cpu_ns, start_ns = time.thread_time_ns(), time.monotonic_ns()
     action()
-    end_ns = now_ns()
+    end_ns = time.monotonic_ns()
     cpu_ns = time.thread_time_ns() - cpu_ns
     disturbed = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw > switches
     return Sample(start_ns, end_ns - start_ns, cpu_ns, disturbed)

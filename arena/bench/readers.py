@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -18,7 +19,7 @@ import torch
 
 from arena.bench.peers import resident_bytes
 from arena.tools.processes import die_with_parent
-from arena.tools.transports import Endpoint, PipeReader, PipeWriter, Reader, Writer, now_ns
+from arena.tools.transports import Endpoint, PipeReader, PipeWriter, Reader, Writer
 
 RECEIVE_TIMEOUT_S = 120.0
 SEND_TIMEOUT_S = 30.0
@@ -50,7 +51,7 @@ def follow(context: Context, name: str, keep: int) -> None:
     end = context.ends[name]
     kept: deque[Any] = deque(maxlen=keep)
     while (message := end.receive(RECEIVE_TIMEOUT_S)) is not None:
-        received_ns = now_ns()
+        received_ns = time.monotonic_ns()
         kept.append(message[1])
         if message[0]:
             context.connection.send(received_ns)
@@ -62,11 +63,11 @@ def time_receives(context: Context, name: str, count: int, dropping: bool) -> li
     end = context.ends[name]
     times = []
     for _ in range(count):
-        start_ns = now_ns()
+        start_ns = time.monotonic_ns()
         message = end.receive(RECEIVE_TIMEOUT_S)
-        received_ns = now_ns()
+        received_ns = time.monotonic_ns()
         del message
-        times.append((now_ns() if dropping else received_ns) - start_ns)
+        times.append((time.monotonic_ns() if dropping else received_ns) - start_ns)
     return times
 
 

@@ -17,7 +17,7 @@ from arena.tools.cached import CachedWriter
 from arena.tools.exits import CommandFailed
 from arena.tools.images import FrameSize
 from arena.tools.report import Result, Sample, summarise
-from arena.tools.transports import TRANSPORTS, ArenaWriter, Writer, now_ns
+from arena.tools.transports import TRANSPORTS, ArenaWriter, Writer
 from arena.tools.workload import Payload, Step, payloads, renewed, wave
 
 CACHED = "arena + cache"
@@ -81,12 +81,12 @@ class Crew:
     def step(self, transport: str, step: Step) -> tuple[Sample | None, list[str]]:
         """Send one step, await every acknowledgement; the sample if it brought an image, and the wrong tensors."""
         writer = self.writers[transport]
-        before, cpu_ns, start_ns = writer.counters(), time.process_time_ns(), now_ns()
+        before, cpu_ns, start_ns = writer.counters(), time.process_time_ns(), time.monotonic_ns()
         try:
             writer.send(step, STEP_TIMEOUT_S)
         except ConnectionError:  # of a pipe that nobody reads any more
             raise self._who_ended() from None
-        sent_ns = now_ns()
+        sent_ns = time.monotonic_ns()
         answers = self._await_acknowledgements(step.number)
         cpu_ns = time.process_time_ns() - cpu_ns
         wrong = [f"{transport}, worker {answer.rank}: {fault}" for answer in answers for fault in answer.wrong]

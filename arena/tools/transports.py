@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import pickle
 import secrets
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -316,8 +315,3 @@ TRANSPORTS: Mapping[str, Callable[[int], Writer]] = {
     "out of band": OutOfBandWriter,
     "in-band pickle": PipeWriter,
 }
-
-
-def now_ns() -> int:
-    """The monotonic clock, which is one and the same for all processes of the machine."""
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)

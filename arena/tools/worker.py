@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from arena.errors import ArenaError
 from arena.tools import transports
 from arena.tools.devices import WorkerDevice, wait_until_true
 from arena.tools.processes import die_with_parent
-from arena.tools.transports import Endpoint, Reader, now_ns
+from arena.tools.transports import Endpoint, Reader
 from arena.tools.workload import NewRequest, Payload, Step, checksum
 
 SILENCE_MAX_S = 600.0
@@ -93,7 +94,7 @@ def _serve(
     name, last = first, False
     while not last:
         step: Step = readers[name].receive(SILENCE_MAX_S)
-        received_ns = now_ns()
+        received_ns = time.monotonic_ns()
         wrong = [fault for request in step.new_requests for fault in residents.admit(request, readers[name])]
         wrong += [fault for request_id in step.finished_ids for fault in residents.end(request_id)]
         answer = Acknowledgement(rank, step.number, received_ns, tuple(wrong))
