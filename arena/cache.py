@@ -31,9 +31,8 @@ __all__ = ["CacheHandle", "CacheReader", "ObjectCache", "Uncached"]
 _NO_RING_BYTES = PAGE
 
 
-def _check_object_bytes(max_object_bytes: int | None) -> None:
-    if max_object_bytes is not None:
-        in_range("max_object_bytes", max_object_bytes, 1, CAPACITY_BYTES_MAX)
+def _object_bytes(max_object_bytes: int | None) -> int | None:
+    return None if max_object_bytes is None else in_range("max_object_bytes", max_object_bytes, 1, CAPACITY_BYTES_MAX)
 
 
 class _Transaction:
@@ -82,9 +81,9 @@ class ObjectCache:
         max_objects: int = 4096,
         arena: ArenaConfig = ArenaConfig(),  # noqa: B008 - immutable
     ) -> None:
-        in_range("n_readers", n_readers, 0, READERS_MAX)
-        in_range("max_objects", max_objects, 1, SLOTS_MAX)
-        _check_object_bytes(max_object_bytes)
+        n_readers = in_range("n_readers", n_readers, 0, READERS_MAX)
+        max_objects = in_range("max_objects", max_objects, 1, SLOTS_MAX)
+        max_object_bytes = _object_bytes(max_object_bytes)
         if policy != "lru":
             raise ValueError(f"policy={policy!r}: must be 'lru'")
         if not isinstance(arena, ArenaConfig):
@@ -95,7 +94,7 @@ class ObjectCache:
         end = OwnerEnd(range(n_readers), _NO_RING_BYTES, config)
         weakref.finalize(self, end.shutdown)  # dropped, or left at interpreter exit
         self._is_alone = True
-        self._adopt(end, align(capacity_bytes, PAGE), max_objects, max_object_bytes)
+        self._adopt(end, align(config.capacity_bytes, PAGE), max_objects, max_object_bytes)
 
     @classmethod
     def in_segment(
@@ -103,9 +102,9 @@ class ObjectCache:
     ) -> ObjectCache:
         """A cache in the arena of a queue; ``MessageQueue.object_cache`` documents it."""
         of = end.segment.layout
-        in_range("reserve_bytes", reserve_bytes, 0, of.data_bytes - 1)
-        in_range("reserve_slots", reserve_slots, 0, of.n_slots - 1)
-        _check_object_bytes(max_object_bytes)
+        reserve_bytes = in_range("reserve_bytes", reserve_bytes, 0, of.data_bytes - 1)
+        reserve_slots = in_range("reserve_slots", reserve_slots, 0, of.n_slots - 1)
+        max_object_bytes = _object_bytes(max_object_bytes)
         cache = cls.__new__(cls)
         cache._is_alone = False
         cache._adopt(end, of.data_bytes - align(reserve_bytes, PAGE), of.n_slots - reserve_slots, max_object_bytes)

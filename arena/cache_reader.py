@@ -12,7 +12,7 @@ from arena.config import ReaderAccess
 from arena.endpoint import Deadline, Endpoint
 from arena.ends import RANK_POLL_S, MemberEnd
 from arena.errors import CacheMiss, Cancelled, InvalidHandle, StaleSlotError, WriterDied
-from arena.handle import Handle
+from arena.handle import Handle, checked_handle
 from arena.message.gates import Gates
 from arena.message.objects import ObjectDecoder
 from arena.protocol.objects import ObjectReader
@@ -49,8 +49,7 @@ class CacheReader:
             TimeoutError: the rank was not free in time.
             ValueError: there is no such rank.
         """
-        if not isinstance(handle, Handle):
-            raise ValueError(f"handle={handle!r}: must be what export_handle() returned")
+        handle = checked_handle(handle)
         if handle.endpoint:
             raise InvalidHandle("this is a queue's handle: MessageQueue.create_from_handle(handle, rank).cache_reader()")
         end = MemberEnd(handle, rank)

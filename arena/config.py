@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Backing = Literal["memfd", "shm"]
 Prefault = Literal["lazy", "background", "eager"]
@@ -14,6 +15,10 @@ SLOTS_MAX = 1 << 20
 CAPACITY_BYTES_MAX = 1 << 46
 COPY_THREADS_MAX = 64
 
+_INTEGERS = {
+    "capacity_bytes": CAPACITY_BYTES_MAX, "slots": SLOTS_MAX,
+    "divert_bytes": CAPACITY_BYTES_MAX, "copy_threads": COPY_THREADS_MAX,
+}  # fmt: skip
 _CHOICES = {"backing": Backing, "prefault": Prefault, "pin": Pin, "reader_access": ReaderAccess}
 
 
@@ -30,7 +35,7 @@ class ArenaConfig:
         pin: whether readers register the memory with the device driver.
         reader_access: ``"shared"``: a reader that writes into a tensor is seen by the others, as in a tensor shared
             between threads; ``"readonly"``: a write is a fault; ``"private"``: a reader's writes are its own.
-        huge_pages: ask for huge pages (``MFD_HUGETLB``, else transparent ones).
+        huge_pages: ask for huge pages (``MFD_HUGETLB``, else transparent ones); not with ``"private"`` access.
         quarantine_s: how long what a dead reader held while pinned is kept back.
         copy_threads: threads of one copy into the arena; more than one pays from 4 MB, where cores are idle.
 
@@ -50,15 +55,15 @@ class ArenaConfig:
     copy_threads: int = 1
 
     def __post_init__(self) -> None:
-        in_range("capacity_bytes", self.capacity_bytes, 1, CAPACITY_BYTES_MAX)
-        in_range("slots", self.slots, 1, SLOTS_MAX)
-        in_range("divert_bytes", self.divert_bytes, 1, CAPACITY_BYTES_MAX)
-        in_range("copy_threads", self.copy_threads, 1, COPY_THREADS_MAX)
+        for name, most in _INTEGERS.items():
+            object.__setattr__(self, name, in_range(name, getattr(self, name), 1, most))
         for name, choice in _CHOICES.items():
             if getattr(self, name) not in get_args(choice):
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(get_args(choice))}")
         if not isinstance(self.huge_pages, bool):
             raise ValueError(f"huge_pages={self.huge_pages!r}: must be True or False")
+        if self.huge_pages and self.reader_access == "private":
+            raise ValueError("huge_pages=True: not with reader_access='private', whose copies are of small pages")
         if not isinstance(self.quarantine_s, (int, float)) or not 0 <= self.quarantine_s <= 3600:
             raise ValueError(f"quarantine_s={self.quarantine_s!r}: must be between 0 and 3600 seconds")
 
@@ -67,7 +72,17 @@ class ArenaConfig:
         return f"ArenaConfig({', '.join(changed)})"
 
 
-def in_range(name: str, value: object, least: int, most: int) -> None:
-    """Refuses an argument that is no integer or out of range, with a ValueError that says so."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+def as_integer(value: Any) -> int | None:
+    """An integer of any library as Python's; None if it is none, or a bool."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def in_range(name: str, value: object, least: int, most: int) -> int:
+    """An argument as an integer; refuses what is none or out of range, with a ValueError that says so."""
+    number = as_integer(value)
+    if number is None or not least <= number <= most:
         raise ValueError(f"{name}={value!r}: must be an integer between {least} and {most}")
+    return number

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any, TypeVar
 
 from arena.errors import Cancelled, ForkedError
@@ -32,14 +33,15 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout_s: float | None) -> Deadline:
-        """In ``timeout_s`` seconds; None: never."""
+        """In ``timeout_s`` seconds; None: never; negative: at once, as what is left until a time that is past."""
         if timeout_s is None:
             return NEVER
-        if isinstance(timeout_s, (int, float)) and 0 <= timeout_s < threading.TIMEOUT_MAX:
-            return cls(timeout_s, time.monotonic() + timeout_s)
-        if not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
-            raise ValueError(f"timeout={timeout_s!r}: must be None or a number of seconds, not negative")
-        return cls(timeout_s, None)  # more than a lock can wait is never, infinity too
+        if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or timeout_s != timeout_s:
+            raise ValueError(f"timeout={timeout_s!r}: must be None or a number of seconds")
+        timeout_s = max(0, timeout_s)
+        if timeout_s >= threading.TIMEOUT_MAX:
+            return cls(timeout_s, None)  # more than a lock can wait is never, infinity too
+        return cls(timeout_s, time.monotonic() + float(timeout_s))
 
     def passed(self) -> bool:
         return self._end is not None and time.monotonic() >= self._end

@@ -10,7 +10,7 @@ from arena.config import ArenaConfig
 from arena.device.pinning import chunk_bytes_of
 from arena.endpoint import NEVER, Deadline, Endpoint
 from arena.errors import AttachError, Cancelled, InvalidHandle, ReaderDied
-from arena.handle import Handle
+from arena.handle import Handle, local_rank
 from arena.protocol.members import Members
 from arena.protocol.ring import Outcome, RingReader, RingWriter
 from arena.protocol.slots import SlotWriter
@@ -130,11 +130,9 @@ class MemberEnd(Endpoint):
     @typed("a reader's end")
     def __init__(self, handle: Handle, rank: int) -> None:
         handle.check()
-        if type(rank) is not int or rank not in handle.local_reader_ranks:
-            raise ValueError(f"rank={rank!r}: this handle's local readers are {list(handle.local_reader_ranks)}")
         self.handle = handle
-        self.rank = rank
-        self.row = handle.local_reader_ranks.index(rank)
+        self.rank = local_rank(handle, rank)
+        self.row = handle.local_reader_ranks.index(self.rank)
         self.writer = Peer.watch(0, 0)
         attached = segment.attach(handle.segment, handle.reader_access)
         n_ranks, n_rows = len(handle.local_reader_ranks), attached.layout.n_readers

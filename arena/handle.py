@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, fields
 
-from arena.config import Pin, ReaderAccess
+from arena.config import Pin, ReaderAccess, as_integer
 from arena.errors import InvalidHandle
 from arena.shm.segment import SegmentHandle
 
@@ -48,3 +48,24 @@ class Handle:
 
     def _sum(self) -> int:
         return zlib.crc32(repr(self._values()).encode())
+
+
+def checked_handle(handle: object) -> Handle:
+    """Refuses what is no handle, with a ValueError that says what to do with a pickled one."""
+    if isinstance(handle, Handle):
+        return handle
+    if isinstance(handle, (bytes, bytearray, memoryview)):
+        raise ValueError(f"handle is {type(handle).__name__}: of a pickled Handle, give pickle.loads(handle)")
+    raise ValueError(f"handle={handle!r:.100}: must be what export_handle() returned")
+
+
+def local_rank(handle: Handle, rank: object) -> int:
+    """A rank as Python's integer.
+
+    Raises:
+        ValueError: the handle has no such local reader.
+    """
+    number = as_integer(rank)
+    if number is None or number not in handle.local_reader_ranks:
+        raise ValueError(f"rank={rank!r}: this handle's local readers are {list(handle.local_reader_ranks)}")
+    return number

@@ -5,8 +5,11 @@ The two ends are in ``writer.py`` and ``reader.py``; this is the face of both.
 
 from __future__ import annotations
 
+import math
+import operator
 import weakref
 from collections.abc import Sequence
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Literal
 
@@ -14,10 +17,10 @@ import torch
 
 from arena.cache import ObjectCache
 from arena.cache_reader import CacheReader, claim_rank
-from arena.config import ArenaConfig, in_range
+from arena.config import CAPACITY_BYTES_MAX, ArenaConfig, in_range
 from arena.device.interface import Device, Stream
 from arena.endpoint import NEVER, Deadline
-from arena.handle import Handle
+from arena.handle import Handle, checked_handle
 from arena.reader import ReaderEnd
 from arena.shm.layout import READERS_MAX
 from arena.writer import WriterEnd
@@ -34,12 +37,14 @@ class MessageQueue:
     The process that calls the constructor is the writer.  It sends ``export_handle()`` to its readers by any channel;
     each calls ``create_from_handle(handle, rank)``.
 
+    A ``timeout`` is in seconds: None for ever; 0, or what is negative, looks once.
+
     Thread safety: any method may be called from any thread; calls that use the ring take turns.  Process safety: after a
     fork the object is inert in the child and raises ``ForkedError``; a child opens the handle anew.
 
     Args:
         n_reader: number of readers.
-        n_local_reader: how many of them are on this machine; all, in this version.
+        n_local_reader: how many of them are on this machine; all, in this version, which is the default.
         local_reader_ranks: their ranks; by default ``range(n_local_reader)``.
         max_chunk_bytes: a message (without what is diverted) that is larger goes out of band, over ZMQ.
         max_chunks: the ring holds ``max_chunk_bytes * max_chunks`` bytes, of which only what is used takes memory.
@@ -58,7 +63,7 @@ class MessageQueue:
     def __init__(
         self,
         n_reader: int,
-        n_local_reader: int,
+        n_local_reader: int | None = None,
         local_reader_ranks: Sequence[int] | None = None,
         max_chunk_bytes: int = 24 << 20,
         max_chunks: int = 10,
@@ -69,9 +74,9 @@ class MessageQueue:
         on_reader_death: Literal["continue", "raise"] = "continue",
     ) -> None:
         ranks = _checked_ranks(n_reader, n_local_reader, local_reader_ranks)
-        in_range("max_chunk_bytes", max_chunk_bytes, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
-        in_range("max_chunks", max_chunks, 1, 1 << 16)
-        in_range("spin_us", spin_us, 0, 1_000_000)
+        max_chunk_bytes = in_range("max_chunk_bytes", max_chunk_bytes, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
+        max_chunks = in_range("max_chunks", max_chunks, 1, 1 << 16)
+        spin_us = in_range("spin_us", spin_us, 0, 1_000_000)
         if connect_ip is not None:
             raise ValueError(f"connect_ip={connect_ip!r}: this version has no remote readers; leave it None")
         if arena is not None and not isinstance(arena, ArenaConfig):
@@ -101,8 +106,7 @@ class MessageQueue:
             InvalidHandle: the handle was altered.
             ValueError: there is no such rank.
         """
-        if not isinstance(handle, Handle):
-            raise ValueError(f"handle={handle!r}: must be what export_handle() returned")
+        handle = checked_handle(handle)
         if device is not None and not isinstance(device, Device):
             raise ValueError(f"device={device!r}: must be an arena.device.interface.Device, or None for CUDA")
         queue = cls.__new__(cls)
@@ -199,18 +203,18 @@ class MessageQueue:
         end = self._end if type(self._end) is WriterEnd else self._writer("enqueue")
         end.enqueue(obj, NEVER if timeout is None else Deadline.after(timeout))
 
-    def loan(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def loan(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor inside the arena, to be filled in place; enqueueing it, or a view of it, copies nothing.
 
         After that it is the readers' memory too: do not write to it again.  Enqueued a second time, it is copied.
 
         Args:
-            shape: at least one element.
-            dtype: one that DLPack carries (all but quantised and sub-byte ones).
+            shape: as ``torch.empty`` takes it, in one argument; at least one element.
+            dtype: any but quantised, sub-byte and float8 ones.  For float8, ``view(dtype)`` of a loan of ``torch.uint8``.
 
         Raises:
             CapacityError: no slot, extent or memory; the text says which.
-            ValueError: the shape or dtype is not possible.
+            ValueError: there is no such shape, or no loan of this dtype.
         """
         return self._writer("loan").loan(_checked_shape(shape), dtype, NEVER)
 
@@ -332,25 +336,27 @@ class MessageQueue:
         return self._reader("flush_releases").flush_releases()
 
 
-def _checked_ranks(n_reader: int, n_local_reader: int, local_reader_ranks: Sequence[int] | None) -> list[int]:
-    in_range("n_reader", n_reader, 1, READERS_MAX)
-    in_range("n_local_reader", n_local_reader, 0, n_reader)
+def _checked_ranks(n_reader: int, n_local_reader: int | None, local_reader_ranks: Sequence[int] | None) -> list[int]:
+    n_reader = in_range("n_reader", n_reader, 1, READERS_MAX)
+    n_local_reader = n_reader if n_local_reader is None else in_range("n_local_reader", n_local_reader, 0, n_reader)
     if n_local_reader != n_reader:
         raise ValueError(f"n_local_reader={n_local_reader}: without remote readers it must equal n_reader={n_reader}")
     if local_reader_ranks is not None and not isinstance(local_reader_ranks, Sequence):
         raise ValueError(f"local_reader_ranks={local_reader_ranks!r}: must be a sequence of ranks, or None")
     ranks = list(range(n_local_reader)) if local_reader_ranks is None else list(local_reader_ranks)
-    for rank in ranks:
-        in_range("a local reader rank", rank, 0, n_reader - 1)
+    ranks = [in_range("a local reader rank", rank, 0, n_reader - 1) for rank in ranks]
     if len(set(ranks)) != n_local_reader or len(ranks) != n_local_reader:
         raise ValueError(f"local_reader_ranks={ranks}: must be {n_local_reader} different ranks")
     return ranks
 
 
-def _checked_shape(shape: Sequence[int]) -> torch.Size:
+def _checked_shape(shape: Any) -> torch.Size:
     try:
-        size = torch.Size(shape)
-        size.numel()  # refused where 64 bits do not hold it
-    except (TypeError, ValueError):
-        raise ValueError(f"shape={shape!r}: must be a sequence of integers, of a size that there is") from None
-    return size
+        sizes = [operator.index(each) for each in ((shape,) if isinstance(shape, Integral) else shape)]
+    except TypeError:
+        raise ValueError(f"shape={shape!r}: must be an integer or a sequence of integers") from None
+    if min(sizes, default=1) < 1:
+        raise ValueError(f"shape={shape!r}: a loan has at least one element")
+    if math.prod(sizes) > CAPACITY_BYTES_MAX:
+        raise ValueError(f"shape={shape!r}: too large; no arena has more than {CAPACITY_BYTES_MAX} bytes")
+    return torch.Size(sizes)

@@ -123,8 +123,6 @@ class WriterEnd(OwnerEnd):
         if dtype not in tensors.DLPACK:
             raise ValueError(f"dtype={dtype!r}: a loan has one of {', '.join(map(str, tensors.DLPACK))}")
         nbytes = torch.Size(shape).numel() * dtype.itemsize
-        if nbytes <= 0:
-            raise ValueError(f"shape={tuple(shape)}: a loan has at least one element")
         return self.in_turn(deadline, self._loan, shape, dtype, nbytes)
 
     def _loan(self, shape: Sequence[int], dtype: torch.dtype, nbytes: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import SMALL, queue_of
@@ -58,6 +59,7 @@ def test_bad_arguments(arguments: tuple[Any, ...], options: dict[str, Any], text
         ({"pin": True}, "pin=True"),
         ({"reader_access": "rw"}, "reader_access='rw'"),
         ({"huge_pages": 1}, "huge_pages=1"),
+        ({"huge_pages": True, "reader_access": "private"}, "huge_pages=True.*'private'"),
         ({"quarantine_s": -1}, "quarantine_s=-1"),
         ({"quarantine_s": float("nan")}, "quarantine_s=nan"),
         ({"copy_threads": 0}, "copy_threads=0"),
@@ -77,11 +79,47 @@ def test_the_wrong_end() -> None:
             writer.dequeue()
 
 
-@pytest.mark.parametrize("shape", [None, 5, "ab", (2.5,), ([2],), (1 << 70,)])
-def test_shapes_of_loans_that_cannot_be(shape: Any) -> None:
+NO_INTEGERS, EMPTY, LARGE = "must be an integer or a sequence of integers", "at least one element", "too large"
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        *((shape, NO_INTEGERS) for shape in (None, 2.0, "ab", (2.5,), ([2],))),
+        *((shape, EMPTY) for shape in (0, -1, (0, 1 << 70), (-1, -1))),
+        *((shape, LARGE) for shape in (1 << 62, (1 << 70,), (1 << 62, 1 << 62), (1 << 32, 1 << 32))),
+    ],
+)
+def test_shapes_of_loans_that_cannot_be(shape: Any, text: str) -> None:
     with MessageQueue(1, 1, arena=SMALL) as writer:
-        with pytest.raises(ValueError, match=r"shape=.*: must be a sequence of integers"):
+        with pytest.raises(ValueError, match=re.escape(f"shape={shape!r}: ") + f".*{text}"):
             writer.loan(shape, torch.float32)
+
+
+def test_integers_of_other_libraries() -> None:
+    """They become Python's at once: a handle's checksum, and what is pickled, know no other."""
+    three, rank = np.int64(3), np.int32(2)
+    config = ArenaConfig(capacity_bytes=np.int64(1 << 20), slots=np.uint8(4))  # type: ignore[arg-type]
+    assert {type(config.slots), type(config.capacity_bytes)} == {int}
+    with MessageQueue(three, arena=config, max_chunks=three, spin_us=np.int8(0)) as writer:  # type: ignore[arg-type]
+        assert writer.export_handle().local_reader_ranks == (0, 1, 2)
+        assert writer.loan(three, torch.int16).shape == writer.loan(3, torch.int16).shape == (3,)
+        with MessageQueue.create_from_handle(pickle.loads(pickle.dumps(writer.export_handle())), rank) as reader:  # type: ignore[arg-type]
+            with pytest.raises(TimeoutError):
+                reader.dequeue(np.float32(0.01))  # type: ignore[arg-type]
+    with ObjectCache(np.int64(1 << 20), np.int8(1), np.int32(1 << 16), max_objects=np.int8(8)) as cache:  # type: ignore[arg-type]
+        with ObjectCache.attach(cache.export_handle(), np.int64(0), np.float64(1)) as cached:  # type: ignore[arg-type]
+            assert cached.get(cache.put("key", 5)) == 5  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("timeout", [-0.001, -1, float("-inf"), np.float64(-1)])
+def test_a_negative_timeout_is_none_left(timeout: Any) -> None:
+    """As a caller's own deadline has it that is past."""
+    with queue_of(1) as (writer, (reader,)):
+        with pytest.raises(TimeoutError, match="within 0 s"):
+            reader.dequeue(timeout)
+        writer.enqueue(5, timeout)
+        assert reader.dequeue(timeout) == 5
 
 
 def test_a_queue_says_who_it_is_and_how_large() -> None:
@@ -101,7 +139,7 @@ def test_a_cache_says_how_full_it_is() -> None:
         assert repr(cache) == f"ObjectCache(1 objects, {cache.statistics().bytes_in_use} of {1 << 20} bytes)"
 
 
-@pytest.mark.parametrize("timeout", [-1, float("nan"), "1"])
+@pytest.mark.parametrize("timeout", [True, float("nan"), "1", 1j])
 def test_bad_timeouts(timeout: Any) -> None:
     with queue_of(1) as (writer, (reader,)):
         for call in (lambda: writer.enqueue(1, timeout), lambda: reader.dequeue(timeout)):
@@ -123,6 +161,9 @@ def test_ranks_that_cannot_be() -> None:
         for thing in (None, "handle", handle.segment):
             with pytest.raises(ValueError, match="handle="):
                 MessageQueue.create_from_handle(thing, 0)  # type: ignore[arg-type]
+        for join in (MessageQueue.create_from_handle, ObjectCache.attach):
+            with pytest.raises(ValueError, match=r"^handle is bytes: of a pickled Handle, give pickle.loads\(handle\)$"):
+                join(pickle.dumps(handle), 0)  # type: ignore[arg-type]
 
 
 # ---- handles --------------------------------------------------------------------------------------------------------
