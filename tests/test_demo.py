@@ -9,19 +9,22 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 from click.testing import CliRunner
+from rich.console import Console
 
 from arena.tools import engine, extras, workload
 from arena.tools.commands import arena
-from arena.tools.report import Result, Row
-from arena.tools.transports import TRANSPORTS
+from arena.tools.report import Result, Row, table
+from arena.tools.transports import TRANSPORTS, PipeWriter
 
 DEMO = [sys.executable, "-c", "from arena.tools.cli import main; main()", "demo"]
 SMALL = ["--workers", "2", "--sizes", "320x240", "--seconds"]
@@ -175,9 +178,58 @@ def test_a_wave_keeps_each_request_for_its_steps_and_ends_all() -> None:
         assert alive == named
 
 
+def test_the_table_shows_each_figure_whole_in_80_columns() -> None:
+    rows = [
+        Row("4096x4096", name, 12, 136.57, 148.55, 1127.12, 1139.33, 546.6, {"no_slot": 1234})
+        for name in ("arena", "out of band", "in-band pickle")
+    ]
+    shown = StringIO()
+    Console(file=shown, width=80).print(table(Result(4, 1, rows)))
+    figures = ("4096x4096", "in-band pickle", "136.6", "148.6", "1127.1", "1139.3", "546.6", "1234")
+    assert all(figure in shown.getvalue() for figure in figures)
+    assert "…" not in shown.getvalue()
+
+
+def test_the_verdict_says_who_is_sooner_and_how_sure_that_is() -> None:
+    def of(name: str, steps: int, last_worker_ms: float) -> Row:
+        return Row("512x512", name, steps, 1.0, 1.0, last_worker_ms, 1.0, 1.0, {})
+
+    slow = Result(1, 1, [of("out of band", 20, 8.0), of("in-band pickle", 20, 20.0), of("arena", 20, 10.0)])
+    assert slow.verdict().endswith("the worker has the image 1.2x later than out of band, 2.0x sooner than in-band pickle")
+    few = Result(4, 1, [of("out of band", 20, 8.0), of("arena", 9, 4.0)])
+    assert "the last of 4 workers has the image 2.0x sooner than out of band (some rows are of 9 steps" in few.verdict()
+
+
 def test_a_leaked_slot_is_a_failure() -> None:
     row = Row("s", "arena", 1, 1.0, 1.0, 1.0, 1.0, 1.0, {"small": 3, "no slot": 2})
     assert row.fallbacks_total == 2
     assert Result(1, 0, [row], 1, [], slots_leaked=0).ok
     assert not Result(1, 0, [row], 1, [], slots_leaked=1).ok
     assert "LEAK: 1 arena slots" in Result(1, 0, [row], 1, [], slots_leaked=1).verdict()
+
+
+def test_a_full_pipe_ends_a_send_in_time() -> None:
+    """Nobody reads it: the engine would wait for ever for a worker that is stopped."""
+    writer = PipeWriter(1)
+    try:
+        writer.send(torch.zeros(1000), 10)
+        with pytest.raises(TimeoutError, match=r"a pipe is full: its worker has not taken the last \d+ bytes"):
+            writer.send(torch.zeros(1 << 20), 0.01)
+    finally:
+        writer.close()
+
+
+def test_messages_larger_than_a_pipe_arrive_whole() -> None:
+    writer = PipeWriter(1)
+    reader = writer.endpoint(0).open()
+    sent = [torch.arange(count) for count in (0, 1, 1 << 16, 1 << 20)]
+    sender = threading.Thread(target=lambda: [writer.send(each, 60) for each in sent])
+    sender.start()
+    try:
+        for each in sent:
+            assert torch.equal(reader.receive(60), each)
+        with pytest.raises(TimeoutError):
+            reader.receive(0.01)
+    finally:
+        sender.join()
+        writer.close()

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+STEPS_ENOUGH = 10
+
+
 @dataclass(frozen=True)
 class Sample:
     """One step that brought an image."""
@@ -77,10 +80,9 @@ class Result:
         arena = largest.pop("arena", None)
         if arena is None or not largest:
             return verified
-        gains = ", ".join(
-            f"{row.last_worker_ms / arena.last_worker_ms:.1f}x sooner than {name}" for name, row in largest.items()
-        )
-        return f"arena: {verified}; at {arena.size} the last of {self.workers} workers has the image {gains}"
+        gains = ", ".join(f"{_gain(row, arena)} than {name}" for name, row in largest.items())
+        of = "the worker" if self.workers == 1 else f"the last of {self.workers} workers"
+        return f"arena: {verified}; at {arena.size} {of} has the image {gains}{self._how_sure()}"
 
     def _repeats(self) -> str:
         """What the cache saves at the largest size."""
@@ -88,8 +90,13 @@ class Result:
         return (
             f"{self.hits / self.lookups:.0%} of the images were cached; at {cached.size} {cached.megabytes_copied:.1f} MB "
             f"copied per image instead of {plain.megabytes_copied:.1f}, {cached.last_worker_ms:.2f} ms until the last "
-            f"worker has it instead of {plain.last_worker_ms:.2f}"
+            f"worker has it instead of {plain.last_worker_ms:.2f}{self._how_sure()}"
         )
+
+    def _how_sure(self) -> str:
+        """The first steps take new pages, and a busy machine disturbs the others: a median needs some."""
+        fewest = min(row.steps for row in self.rows)
+        return "" if fewest >= STEPS_ENOUGH else f" (some rows are of {fewest} steps: --seconds longer for firm figures)"
 
     def as_json(self) -> dict[str, object]:
         """Everything, for `--json`."""
@@ -118,15 +125,32 @@ def summarise(size: str, name: str, samples: Sequence[Sample], counters: Counter
     )
 
 
+def _gain(other: Row, arena: Row) -> str:
+    ratio = other.last_worker_ms / arena.last_worker_ms
+    return f"{ratio:.1f}x sooner" if ratio >= 1 else f"{1 / ratio:.1f}x later"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
 def table(result: Result) -> Table:
-    """One line per size and transport."""
+    """One line per size and transport; fits into 80 columns."""
+    from rich import box
     from rich.table import Table
 
-    shown = Table(title=f"per step that brings an image, {result.workers} workers, median of its kind")
+    shown = Table(
+        title=f"per step that brings an image, workers: {result.workers}; medians",
+        caption="writer: until the send returns; last worker: until it has the image; engine CPU,\n"
+        "copied: by the writer; fallbacks: what the arena did not take, small buffers apart",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+        pad_edge=False,
+    )
     for heading in ("size", "transport"):
         shown.add_column(heading, no_wrap=True)
-    for heading in ("steps", "MB", "writer ms", "last worker ms", "engine CPU ms", "copied MB", "fallbacks"):
-        shown.add_column(heading, justify="right")
+    for heading in ("steps", "MB", "writer\nms", "last\nworker\nms", "engine\nCPU ms", "copied\nMB", "fall-\nbacks"):
+        shown.add_column(heading, justify="right", no_wrap=True)
     previous = None
     for row in result.rows:
         if previous not in (None, row.size):
@@ -136,9 +160,9 @@ def table(result: Result) -> Table:
             row.transport,
             str(row.steps),
             f"{row.megabytes:.1f}",
-            f"{row.writer_ms:.2f}",
-            f"{row.last_worker_ms:.2f}",
-            f"{row.engine_cpu_ms:.2f}",
+            _ms(row.writer_ms),
+            _ms(row.last_worker_ms),
+            _ms(row.engine_cpu_ms),
             f"{row.megabytes_copied:.1f}",
             str(row.fallbacks_total),
         )
