@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from support import drop, hold, in_thread, kept, python, queue_of, readers_of
 
 from arena import ArenaConfig, MessageQueue
-from arena.errors import CapacityError
+from arena.errors import ArenaError, CapacityError
 
 COUNT = 2048
 N_SLOTS = 4
@@ -264,6 +266,24 @@ def test_private_access_is_each_readers_own() -> None:
             assert (second == i).all()  # type: ignore[attr-defined]
             del first, second
             assert writer.statistics().slots_free == N_SLOTS
+
+
+def test_private_copies_that_are_locked_are_not_taken_for_a_message() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    with queue_of(1, arena=with_access("private")) as (writer, (reader,)):
+        writer.enqueue(torch.full((COUNT,), 1.0))
+        first: Any = reader.dequeue(10)
+        place = ctypes.c_void_p(first.data_ptr()), ctypes.c_size_t(first.nbytes)
+        first.fill_(-1.0)
+        assert libc.mlock(*place) == 0, os.strerror(ctypes.get_errno())
+        del first
+        writer.enqueue(torch.full((COUNT,), 2.0))
+        with pytest.raises(ArenaError, match=r"cannot be read afresh: Invalid argument.*mlock"):
+            reader.dequeue(10)
+        assert writer.statistics().slots_free == N_SLOTS
+        assert libc.munlock(*place) == 0
+        writer.enqueue(torch.full((COUNT,), 3.0))
+        assert (reader.dequeue(10) == 3.0).all()  # type: ignore[attr-defined]
 
 
 def test_readonly_access() -> None:

@@ -6,6 +6,7 @@ releases it, in C, from whatever thread.  So a message that cannot be unpickled 
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -33,6 +34,16 @@ class Slots(Protocol):
     def lease(self, grant: Grant) -> Lease: ...
 
 
+def _forget_own_copies(lease: Lease) -> None:
+    """Of pages that this process wrote to under an earlier generation: it would read those instead of the message."""
+    code = lib.arena_discard(ffi.cast("char *", lease.data), lease.nbytes)
+    if code:
+        raise ArenaError(
+            f"a message's memory cannot be read afresh: {os.strerror(code)} (errno {code}): a reader with "
+            "reader_access='private' must not lock that memory (mlock, mlockall)"
+        )
+
+
 class Decoder:
     """Unpickles messages in one reader; one thread at a time.
 
@@ -55,6 +66,7 @@ class Decoder:
         Raises:
             PayloadLate: what travels out of band has not come in time; the record can be decoded again.
             CorruptError: the record's numbers cannot belong together.
+            ArenaError: the reader has locked memory that is its own copy; the message is gone.
             whatever unpickling raises.
         """
         record = Record(memoryview(ffi.buffer(pointer, nbytes)))
@@ -86,8 +98,8 @@ class Decoder:
             self.is_spent = True
             for grant in grants:
                 leases.append(self._slots.lease(grant))
-                if self._private:  # pages that this process wrote to under an earlier generation
-                    lib.arena_discard(ffi.cast("char *", leases[-1].data), leases[-1].nbytes)
+                if self._private:
+                    _forget_own_copies(leases[-1])
         except PayloadLate:
             raise
         except BaseException:
