@@ -72,6 +72,7 @@ class PackedObject:
     def __init__(self, message: Encoded, loans: list[Grant]) -> None:
         self.loans = loans
         self._parts = message.pickle_parts
+        self._kept = message.kept
         self._pickle_bytes = message.pickle_bytes
         header_bytes = codec.header_bytes(1 + len(self.loans), len(message.buffers))
         self._record_bytes = header_bytes + self._pickle_bytes

@@ -37,7 +37,11 @@ UNSUPPORTED = "unsupported"
 
 
 class Inline(NamedTuple):
-    """A buffer that travels with the pickle: its address and length, and what keeps the memory alive."""
+    """A buffer that travels with the pickle: its address and length, and what owns the memory.
+
+    Not the tensor: whoever assigns to its ``data``, in a later reduction or while another thread waits for room, would
+    free the memory.  (Only to shrink the storage itself, by ``resize_``, takes it from under this, and any other user.)
+    """
 
     address: Any
     nbytes: int
@@ -52,16 +56,18 @@ class Encoded:
         pickle_bytes: their length together.
         buffers: the buffer table, in the order in which the pickle asks for buffers.
         inline: the buffers that travel with the pickle.
+        kept: what owns the loans in it, which must not end before it is out.
         slots: the slots that it holds, one per grant.
     """
 
-    __slots__ = ("buffers", "inline", "pickle_bytes", "pickle_parts", "slots")
+    __slots__ = ("buffers", "inline", "kept", "pickle_bytes", "pickle_parts", "slots")
 
     def __init__(self) -> None:
         self.pickle_bytes = 0
         self.pickle_parts: list[bytes] = []
         self.buffers: list[Buffer] = []
         self.inline: list[Inline] = []
+        self.kept: list[object] = []
         self.slots: list[int] = []
 
 
@@ -173,7 +179,9 @@ class Encoder:
             t, strides = t.detach(), None
             self._placed = self._gather(t)
         else:
-            self._placed = self._place(ffi.cast("char *", t.data_ptr()), t.nbytes, Kind.INLINE_TENSOR, t)
+            storage = t.untyped_storage()  # before the address is taken: it is that of this memory
+            address = storage.data_ptr() + t.storage_offset() * t.itemsize
+            self._placed = self._place(ffi.cast("char *", address), t.nbytes, Kind.INLINE_TENSOR, storage)
         return rebuild, (self._marker, tensors.DLPACK.get(t.dtype, t.dtype), tuple(t.shape), strides)
 
     def _buffer(self, buffer: pickle.PickleBuffer) -> bool:
@@ -196,6 +204,7 @@ class Encoder:
         """Into a slot, or beside the pickle."""
         loan = self._slots.loan_at(int(ffi.cast("uintptr_t", address)), nbytes)
         if loan is not None:
+            self._message.kept.append(keepalive)
             return self._in_loan(*loan, nbytes, inline)
         slot = self._claim(nbytes)
         if slot is not None:
