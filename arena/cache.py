@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
 
-from arena.cache_handle import CacheHandle, Key, Uncached, check_key, key_digest
+from arena.cache_handle import CacheHandle, Key, Uncached, check_key, key_digest, several
 from arena.cache_reader import CacheReader
 from arena.cache_store import Store
 from arena.config import CAPACITY_BYTES_MAX, SLOTS_MAX, ArenaConfig, in_range
@@ -55,6 +55,7 @@ class ObjectCache:
     but ``export_handle`` and ``shutdown`` raise ``ForkedError`` in a forked child, and ``Cancelled`` after shutdown.
     A signal handler or a finalizer that comes in the middle of a change of its own thread gets ``RuntimeError``, except from
     ``statistics``.
+    Keys are ``bytes`` or ``str``, not empty; another is a TypeError or a ValueError in every method.
     Keys are hashed and compared under a lock: a subclass of str or bytes that does so must use no queue or cache there.
 
     Args:
@@ -235,7 +236,7 @@ class ObjectCache:
 
     def touch(self, keys: Iterable[Key]) -> list[Key]:
         """Uses all keys of a request, before its new objects are put; returns those that nothing is under."""
-        keys = list(keys)  # the caller's code, which may take a turn: never under the lock
+        keys = several(keys)  # the caller's code, which may take a turn: never under the lock
         self._check(*keys)
         with self._lock:
             return [key for key in keys if self._store.use(key) is None]

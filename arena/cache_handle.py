@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +23,30 @@ Key = bytes | str
 
 
 def check_key(key: Key) -> None:
-    """Refuses what nothing can be cached under, with a TypeError."""
+    """Refuses what nothing can be cached under.
+
+    Raises:
+        TypeError: a key is bytes or str.
+        ValueError: it is empty, as an id that a client has not sent: all such objects would be one.
+    """
     if not isinstance(key, (bytes, str)):
-        raise TypeError(f"key={key!r}: must be bytes or str, for example arena.hashing.object_key(value)")
+        raise TypeError(f"key={key!r}: must be bytes or str, for example arena.object_key(value)")
+    if not key:
+        raise ValueError(f"key={key!r}: is empty, and would be one key for all; for example arena.object_key(value)")
+
+
+def several(keys: Iterable[Key]) -> list[Key]:
+    """Keys as a list; one key, whose characters would be taken for several, is a TypeError."""
+    if isinstance(keys, (bytes, str)):
+        raise TypeError(f"keys={keys!r}: must be several keys, as [key]; this is one")
+    return list(keys)
 
 
 def key_digest(key: Key) -> bytes:
     """The 32 bytes that stand for a key in handles and in ``CacheMiss.keys``; 32 bytes stand for themselves.
 
     Raises:
-        TypeError: a key is bytes or str.
+        TypeError, ValueError: as ``check_key``.
     """
     check_key(key)
     if isinstance(key, bytes):
@@ -64,7 +79,7 @@ class CacheHandle:
     mac: bytes
 
     def to_bytes(self) -> bytes:
-        """For msgpack, JSON or whatever carries it."""
+        """For whatever carries bytes, as msgpack; JSON does not: ``to_bytes().hex()``, and ``bytes.fromhex`` there."""
         return self._authenticated() + self.mac
 
     @staticmethod
@@ -80,6 +95,13 @@ class CacheHandle:
         if version != _VERSION:
             raise InvalidHandle(f"a cache handle of version {version}; this is {_VERSION}")
         return CacheHandle(segment_id, slot, generation, key, bytes(data[_FIELDS.size :]))
+
+    def __repr__(self) -> str:
+        """To tell handles apart in a log; not the authentication, which would let a log's reader make one."""
+        return (
+            f"CacheHandle(key={_short(self.key)}, slot={self.slot!r:.20}, generation={self.generation!r:.20}, "
+            f"cache={_short(self.segment_id)})"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CacheHandle.from_bytes, (self.to_bytes(),)
@@ -133,3 +155,7 @@ class Uncached:
 
     def __bool__(self) -> bool:
         return False
+
+
+def _short(name: object) -> str:
+    return f"{name.hex()[:8]}..." if isinstance(name, bytes) else f"{name!r:.20}"

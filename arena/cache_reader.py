@@ -79,7 +79,10 @@ class CacheReader:
         Raises:
             CacheMiss: names every one that is no longer there; the others are not held.
             InvalidHandle: as ``get``; nothing is held.
+            TypeError: these are not several.
         """
+        if isinstance(handles, CacheHandle):
+            raise TypeError(f"{handles!r} is one handle: get(handle), or get_many([handle])")
         handles = list(handles)
         objects: list[object] = []
         missing: list[bytes] = []

@@ -165,9 +165,9 @@ class Endpoint:
     def check_usable(self) -> None:
         """Raises Cancelled after shutdown, ForkedError in a forked child."""
         if self.closed:
-            raise Cancelled("the queue was shut down")
+            raise Cancelled("this queue or cache was shut down")
         if not self._alive[0]:
-            raise ForkedError("this queue was made before a fork: open its handle anew in the child")
+            raise ForkedError("this queue or cache was made before a fork: open its handle anew in the child")
 
     def shutdown(self) -> None:
         """Ends blocked calls and gives everything back; idempotent, from any thread or signal handler."""

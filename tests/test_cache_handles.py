@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from arena import CacheHandle, ObjectCache
 from arena.cache_handle import key_digest
-from arena.errors import AttachError, CacheMiss, InvalidHandle
+from arena.errors import AttachError, CacheMiss, Cancelled, InvalidHandle
 from arena.hashing import object_key
 from arena.protocol.slots import Grant
 
@@ -48,6 +48,44 @@ def test_keys_are_bytes_or_str(key: Any) -> None:
     with cache_of() as (cache, _):
         with pytest.raises(TypeError, match="bytes or str"):
             cache.put(key, 1)
+
+
+@pytest.mark.parametrize("key", ["", b""])
+def test_an_empty_key_is_refused(key: Any) -> None:
+    """Else a missing id would make all images one."""
+    with cache_of() as (cache, _):
+        calls = (cache.contains, cache.get_handle, cache.hold, cache.release, cache.remove)
+        for call in (*calls, lambda key: cache.put(key, 1), lambda key: cache.touch(["a", key])):
+            with pytest.raises(ValueError, match=f"key={key!r}: is empty"):
+                call(key)
+        assert len(cache) == 0
+
+
+def test_one_is_not_several() -> None:
+    with cache_of() as (cache, [reader]):
+        handle = put(cache, "abc", 1)
+        for keys in ("abc", b"abc"):
+            with pytest.raises(TypeError, match=f"keys={keys!r}: must be several"):
+                cache.touch(keys)  # type: ignore[arg-type]
+        for end in (cache, reader):
+            with pytest.raises(TypeError, match=r"is one handle: get\(handle\)"):
+                end.get_many(handle)  # type: ignore[arg-type]
+
+
+def test_what_a_handle_shows_is_short_and_no_secret() -> None:
+    with cache_of() as (cache, _):
+        handle = put(cache, "abc", 1)
+        assert handle.mac.hex()[:8] not in repr(handle)
+        assert repr(handle.mac)[2:10] not in repr(handle)
+        assert handle.key.hex()[:8] in repr(handle)
+        assert len(repr(handle)) < 120
+
+
+def test_after_shutdown_a_cache_says_what_it_is() -> None:
+    with cache_of() as (cache, _):
+        pass
+    with pytest.raises(Cancelled, match="cache was shut down"):
+        cache.put("key", 1)
 
 
 FORGED: dict[str, dict[str, Any]] = {
