@@ -257,8 +257,8 @@ def _rebuild_tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> 
 class PipeWriter(Writer):
     """One `pickle.dumps`, written to a pipe per worker; the pipes may be given, as (receiving, sending) ends.
 
-    `send` knows no time limit: while a worker is stopped, and its pipe full, it waits. Writes that do not block would keep to
-    one, but cost this peer a quarter more processor time for a message of 20 MB, and the comparison would not be fair.
+    `send` knows no time limit: while a worker is stopped, and its pipe full, it waits. Writes that do not block would keep
+    to one, but cost this peer a quarter more processor time for a message of 20 MB: the comparison would not be fair.
     """
 
     def __init__(self, n_workers: int, pipes: Sequence[tuple[Connection, Connection]] | None = None) -> None:
