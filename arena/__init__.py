@@ -9,6 +9,8 @@ from arena.offload import SharedOffloadRegion
 from arena.queue import Handle, MessageQueue
 from arena.statistics import CacheStatistics, LeaseStatistics, Statistics
 
+__version__ = "0.1.0"
+
 __all__ = [
     "ArenaConfig",
     "CacheHandle",
@@ -22,6 +24,7 @@ __all__ = [
     "SharedOffloadRegion",
     "Statistics",
     "Uncached",
+    "__version__",
     "errors",
     "object_key",
 ]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import array
+import pickle
 import re
 from pathlib import Path
+from typing import Any
 
-from support import example
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support import example, queue_of
 
+import arena
 from arena import errors
 
 ROOT = Path(__file__).parent.parent
@@ -36,3 +44,50 @@ def test_every_fallback_reason_is_explained() -> None:
     reasons = set(re.findall(r'(?:return|reason =) "([a-z_]+)"', sources))
     assert reasons >= {"dtype", "expanded"}
     assert not {reason for reason in reasons if f"`unsupported:{reason}`" not in README}
+
+
+def test_the_version_is_the_distribution_s() -> None:
+    assert f'version = "{arena.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+N = 1 << 18
+DIVERTED: dict[str, tuple[Any, type]] = {
+    "tensor": (torch.zeros(N), torch.Tensor),
+    "strided tensor": (torch.zeros(N, 2)[:, 1], torch.Tensor),
+    "array": (np.zeros(N), np.ndarray),
+    "Fortran": (np.zeros((2, N), order="F"), np.ndarray),
+    "from bytes": (np.frombuffer(bytes(N), np.uint8), np.ndarray),
+    "buffer": (pickle.PickleBuffer(bytearray(N)), np.ndarray),
+    "buffer of array.array": (pickle.PickleBuffer(array.array("b", bytes(N))), np.ndarray),
+    "read-only buffer": (pickle.PickleBuffer(bytes(N)), memoryview),
+}
+PICKLED: dict[str, Any] = {
+    "strided": np.zeros((N, 2))[:, 1],
+    "objects": np.array([None] * N),
+    "dates": np.zeros(N, "M8[s]"),
+    "subclass": np.ma.masked_array(np.zeros(N)),
+    "bytes": bytes(N),
+    "bytearray": bytearray(N),
+    "array.array": array.array("b", bytes(N)),
+    "str": "a" * N,
+    "image": Image.new("L", (N // 512, 512)),
+}
+
+
+def sent(value: object) -> tuple[object, int, int]:
+    """What arrives, how many buffers were diverted, and how many fell back."""
+    with queue_of(1) as (writer, (reader,)):
+        writer.enqueue(value)
+        counts = writer.statistics()
+        return type(reader.dequeue(10)), counts.diverted_total, sum(counts.fallback_total.values())
+
+
+@pytest.mark.parametrize("name", DIVERTED)
+def test_what_goes_through_the_arena(name: str) -> None:
+    value, arrives_as = DIVERTED[name]
+    assert sent(value) == (arrives_as, 1, 0)
+
+
+@pytest.mark.parametrize("name", PICKLED)
+def test_what_travels_in_the_pickle(name: str) -> None:
+    assert sent(PICKLED[name]) == (type(PICKLED[name]), 0, 0)
