@@ -93,3 +93,16 @@ def test_a_storage_that_another_thread_gives_up_while_there_is_no_room(n: int) -
             got = reader.dequeue(WATCHDOG_S)
         wait()
         assert is_sevens(got[0])
+
+
+@pytest.mark.parametrize("change", [lambda b: b.__setitem__(0, 1), lambda b: b.__delitem__(slice(9, None))])
+def test_a_bytearray_that_a_later_reduction_changes(change: Callable[[bytearray], None]) -> None:
+    """The pickler hands one of this size over as it is."""
+    before = bytes(200_000)
+    with queue_of(1) as (writer, [reader]):
+        value = bytearray(before)
+        writer.enqueue([value, Meanwhile(lambda: change(value))])
+        assert reader.dequeue(WATCHDOG_S)[0] == before
+    with ObjectCache(1 << 20, n_readers=0) as cache:
+        value = bytearray(before)
+        assert cache.get(cache.put("key", [value, Meanwhile(lambda: change(value))]))[0] == before

@@ -111,8 +111,7 @@ class PackedObject:
         return 0
 
     def _joined(self, parts: list[bytes]) -> list[bytes]:
-        small = sum(map(len, parts)) < JOIN_BYTES
-        return [b"".join(parts)] if small else [bytes(part) if not isinstance(part, bytes) else part for part in parts]
+        return [b"".join(parts)] if sum(map(len, parts)) < JOIN_BYTES else parts
 
     def _write_piece(self, segment: Segment, slots: SlotWriter, slot: int, at: int, piece: Inline, threads: int) -> int:
         if piece.address != ffi.NULL:

@@ -4,8 +4,8 @@ Large buffers are diverted into the arena while the object is pickled; what is d
 
 Choices, each measured (docs/performance.md): a per-pickler ``dispatch_table`` (other objects pay nothing, unlike
 ``reducer_override`` or ``persistent_id``), copied from ``copyreg``'s per message (0.1 us; a cached copy misses later
-registrations); one pickler for many messages; a sink whose ``write`` is ``list.append`` (the C pickler hands large
-``bytes`` over by identity).
+registrations); one pickler for many messages; a sink that appends to a list (the C pickler hands large ``bytes``
+over by identity, and a large ``bytearray`` too, which is copied at once: it may change before it is sent).
 """
 
 from __future__ import annotations
@@ -85,12 +85,15 @@ class Counts:
 
 
 class _Sink:
-    """A file for the pickler whose write is the list's own append."""
+    """A file for the pickler: a list of pieces that nothing changes any more."""
 
-    __slots__ = ("write",)
+    __slots__ = ("_append",)
 
-    def __init__(self, write: Callable[[Any], None]) -> None:
-        self.write = write
+    def __init__(self, append: Callable[[bytes], None]) -> None:
+        self._append = append
+
+    def write(self, piece: bytes | bytearray) -> None:
+        self._append(piece if type(piece) is bytes else bytes(piece))
 
 
 class Encoder:
