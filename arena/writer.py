@@ -42,9 +42,6 @@ class WriterEnd(OwnerEnd):
         largest = record_footprint(max(max_chunk_bytes, grants_bytes))
         ring_bytes = align(max(max_chunks * record_footprint(max_chunk_bytes), 2 * largest), PAGE)
         super().__init__(ranks, ring_bytes, arena)
-        self._encoder = pickling.Encoder(self.slots, self.config.divert_bytes, self.config.copy_threads)
-        self._record_bytes_max = max_chunk_bytes
-        self._plain_bytes_max = min(JOIN_BYTES, max_chunk_bytes - codec.header_bytes(0, 0))
         self._unsettled = False  # a message, or a loan, is begun; still so after a call: an exception cut it short
         self._wait: LongWait | None = None  # of the present call, once it waits
         self._number = 0  # of the last message that was begun
@@ -53,6 +50,9 @@ class WriterEnd(OwnerEnd):
         self._in_flight: deque[tuple[int, int]] = deque()  # (ring position, bytes) of out-of-band messages
         with ExitStack() as undo:
             undo.callback(super().release)
+            self._encoder = pickling.Encoder(self.slots, self.config.divert_bytes, self.config.copy_threads)
+            self._record_bytes_max = max_chunk_bytes
+            self._plain_bytes_max = min(JOIN_BYTES, max_chunk_bytes - codec.header_bytes(0, 0))
             self._out_of_band = outofband.OutOfBandWriter(named=self.config.backing == "shm", n_readers=len(ranks))
             undo.callback(self._out_of_band.close)
             self.handle = Handle(
@@ -173,9 +173,7 @@ class WriterEnd(OwnerEnd):
         payload_bytes = message.pickle_bytes + sum([buffer.nbytes for buffer in message.inline])
         record_bytes = codec.header_bytes(len(grants), len(message.buffers)) + payload_bytes
         flags = codec.OUT_OF_BAND if record_bytes > self._record_bytes_max else 0
-        header, table = codec.pack(
-            flags, self._number, message.pickle_parts, grants, message.buffers, len(message.inline)
-        )
+        header, table = codec.pack(flags, self._number, message.pickle_parts, grants, message.buffers, len(message.inline))
         if flags:
             self._send_out_of_band(header, table, message, payload_bytes, deadline)
         else:
