@@ -189,7 +189,7 @@ def _is_image(value: object) -> bool:
 def _add_image(feed: _Feed, value: Any, depth: int) -> None:
     """Pixels mean nothing without the mode and, where they are indices, the palette; transparency stands in ``info``."""
     frames = getattr(value, "n_frames", 1)
-    if frames != 1:
+    if frames != 1 and value.format != "MPO":  # a phone's photograph and its previews: the photograph
         raise TypeError(f"{type(value)!r} of {frames} frames: give the file's bytes, or image.copy() if this frame is all")
     palette = value.getpalette("RGBA" if value.palette.mode == "RGBA" else "RGB") if value.palette is not None else None
     width, height = value.size

@@ -160,6 +160,15 @@ def test_an_image_of_several_frames_is_refused_but_not_its_frames() -> None:
     assert object_key(red.copy()) != object_key(blue.copy())
 
 
+def test_a_phones_photograph_is_its_first_picture() -> None:
+    """MPO: the frames behind it are previews of the same photograph."""
+    file = io.BytesIO()
+    image("RGB").save(file, "MPO", save_all=True, append_images=[image("RGB", fill="red")])
+    photograph = Image.open(file)
+    assert (photograph.format, photograph.n_frames) == ("MPO", 2)  # type: ignore[attr-defined]
+    assert object_key(photograph) == object_key(photograph.copy())
+
+
 @pytest.mark.parametrize("orientation", ["abc", float("nan"), None, b"6", 0, 9, (6, 1)])
 def test_an_orientation_that_is_none_turns_nothing(orientation: Any) -> None:
     odd = image("RGB")
