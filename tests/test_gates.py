@@ -134,6 +134,20 @@ def test_a_view_that_shows_more_than_it_has_is_copied_whole(monkeypatch: pytest.
         assert reader.flush_releases() == 0 == busy(writer)
 
 
+@pytest.mark.parametrize(
+    "view", [lambda t: t[:0], lambda t: t[:9].to_sparse(), lambda t: torch.empty(0)], ids=["slice", "sparse", "new"]
+)
+def test_what_has_no_address_is_copied(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with pinned_queue() as (writer, reader, device):
+        tensor = receive(writer, reader)
+        source = view(tensor)
+        target = reader.to_device(source, "sim:0")
+        device.drain()
+        assert (target.layout, target.shape) == (source.layout, source.shape)
+        assert torch.equal(target.to_dense(), source.to_dense())
+        del tensor, source
+
+
 def test_what_is_no_tensor_no_stream_and_no_device_is_refused() -> None:
     with pinned_queue() as (writer, reader, device):
         tensor = receive(writer, reader)

@@ -239,8 +239,9 @@ class SimulatedDevice(Device):
         self, source: torch.Tensor, target: torch.Tensor, stream: SimulatedStream, *, non_blocking: bool = True
     ) -> None:
         self._enter_stream("copy", stream)
-        _check_alike(source, target)
-        if not self._is_registered(source):
+        if source.layout is torch.strided:
+            _check_alike(source, target)
+        if source.layout is not torch.strided or not self._is_registered(source):
             staged = source.clone()
             self._queue(stream, self._some_time(), lambda: target.copy_(staged))
         else:

@@ -151,8 +151,10 @@ class Gates:
         """A tensor's copy on the device; the memory it is read from, if it is ours, is kept until the copy is done."""
         stream, target = copies.target_of(self._device, tensor, where, stream)
         self._pin(tensor)
-        start = tensor.data_ptr() - self._base
-        cuts = self.pinning.split(start, tensor.nbytes) if self._is_pinned(tensor) and copies.is_flat(tensor) else []
+        start, cuts = 0, []
+        if tensor.numel() and self._is_pinned(tensor) and copies.is_flat(tensor):  # else it may have no address at all
+            start = tensor.data_ptr() - self._base
+            cuts = self.pinning.split(start, tensor.nbytes)
         use = self._note_use(tensor, stream)
         try:
             for source, part in copies.pieces(tensor, target, start, cuts):
