@@ -148,6 +148,17 @@ def test_what_has_no_address_is_copied(view: Callable[[torch.Tensor], torch.Tens
         del tensor, source
 
 
+@pytest.mark.parametrize("lazily", [torch.conj, torch._neg_view, lambda t: torch._neg_view(t.conj())])
+def test_a_view_that_is_conjugated_or_negated_lazily_is_copied_as_it_reads(lazily: Callable[..., torch.Tensor]) -> None:
+    with pinned_queue() as (writer, reader, device):
+        writer.enqueue(torch.randn(9_000, dtype=torch.complex64), WATCHDOG_S)
+        source = lazily(reader.dequeue(WATCHDOG_S))
+        target = reader.to_device(source, "sim:0")
+        device.drain()
+        assert torch.equal(target, source)
+        del source
+
+
 def test_what_is_no_tensor_no_stream_and_no_device_is_refused() -> None:
     with pinned_queue() as (writer, reader, device):
         tensor = receive(writer, reader)

@@ -247,6 +247,10 @@ class SimulatedDevice(Device):
         else:
             for piece in self._pieces(source):
                 self._queue(stream, self._some_time(), partial(_to_device, target, source.data_ptr(), piece), piece)
+            if source.is_conj():  # the bytes do not say so; the device does what is left, as torch has it do
+                self._queue(stream, 0.0, target.conj_physical_)
+            if source.is_neg():
+                self._queue(stream, 0.0, target.neg_)
         if not non_blocking:
             self._wait_for(stream)
 
