@@ -281,7 +281,8 @@ class ObjectCache:
         """Takes an object out, held or not; whether there was one.  Readers that have it keep it."""
         self._check(key)
         with self._end.visit(), self._lock:
-            return self._store.forget(key)
+            was_there = self._store.forget(key)
+        return was_there
 
     def clear(self) -> int:
         """Takes everything out; returns how many objects.  No old handle will ever lead to a later object."""
@@ -340,7 +341,7 @@ class ObjectCache:
             store, counts = self._store, self._store.counts
             if not is_in_hand:
                 store.objects.scan()
-            return CacheStatistics(
+            now = CacheStatistics(
                 objects=len(store.entries),
                 objects_held=sum(entry.is_held() for entry in store.entries.values()),
                 slots_total=self._limit_slots,
@@ -356,6 +357,7 @@ class ObjectCache:
                 uncached_total=MappingProxyType(dict(counts.uncached)),
                 readers=self._end.members.statistics(),
             )
+        return now
 
     def shutdown(self) -> None:
         """Gives everything back; objects that readers have stay valid.  In a queue's segment: ``clear``.  Idempotent."""

@@ -102,7 +102,8 @@ class Store:
                     self._undo(taken)
                     return self.entries[key].handle
                 self.forget(key)
-                return self._publish(key, digest, packed, books, grants, taken)
+                handle = self._publish(key, digest, packed, books, grants, taken)
+            return handle
         except BaseException:  # a signal handler's, too, wherever it came
             self._undo(taken)
             raise

@@ -152,7 +152,7 @@ def test_neighbours_go_together_where_a_range_is_needed() -> None:
     with cache_of(pages=8) as (cache, _):
         for key in "abcdefgh":
             put(cache, key, pages(1))
-        cache.touch("bdfh")
+        cache.touch([*"bdfh"])
         assert cache.put("large", pages(2))
         assert sum(key in cache for key in "abcdefgh") == 6
 
