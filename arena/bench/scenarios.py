@@ -7,6 +7,7 @@ import pickle
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -105,12 +106,31 @@ def medium(bench: Bench) -> Iterator[Figure]:
 
 
 def threads(bench: Bench) -> Iterator[Figure]:
-    """Two threads copy one tensor."""
+    """Two threads copy one tensor: by as much sooner as the machine's memory, which others may use, has room for two."""
     from arena import ArenaConfig
 
     copies = _copies(bench, bench.scale.large_bytes, 1, config=ArenaConfig(copy_threads=2))
     name = f"enqueue {megabytes(bench.scale.large_bytes)} with two copy threads ÷ memcpy"
     yield ratio(name, copies.sent, copies.memcpy, limit=0.75)
+    halves = _halves(bench.scale.large_bytes, bench.scale.rounds)
+    yield ratio("the same memcpy by two threads, half each ÷ memcpy", halves["halves"], halves["memcpy"], limit=None)
+
+
+def _halves(nbytes: int, rounds: int) -> dict[str, list[Sample]]:
+    """The least that two threads can take here: each a plain memcpy of half, the threads waiting for it already."""
+    source = image(nbytes)
+    halves = [slice(0, nbytes // 8), slice(nbytes // 8, None)]
+    with shared_buffer(nbytes // 2, warm=True) as low, shared_buffer(nbytes - nbytes // 2, warm=True) as high:
+        with ThreadPoolExecutor(2) as pool, shared_buffer(nbytes, warm=True) as target:
+
+            def copy_halves() -> None:
+                parts = zip((low, high), halves, strict=True)
+                wait([pool.submit(buffer.copy_from, source[half]) for buffer, half in parts])
+
+            return interleaved(
+                [lambda: {"memcpy": timed(lambda: target.copy_from(source))}, lambda: {"halves": timed(copy_halves)}],
+                rounds,
+            )
 
 
 class _Copies(NamedTuple):
