@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -22,7 +21,7 @@ import pytest
 import torch
 import zmq
 from hypothesis import settings
-from offload_support import what_is_left
+from offload_support import fresh_id, what_is_left
 
 from arena.shm.native import lib
 
@@ -181,6 +180,6 @@ def _nothing_left() -> Iterator[None]:
 @pytest.fixture
 def engine_id() -> Iterator[str]:
     """A name for an offload region, of this test's own, gone at its end."""
-    name = f"test-{uuid.uuid4().hex[:12]}"
+    name = fresh_id()
     yield name
     assert what_is_left(name) == []

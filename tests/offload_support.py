@@ -9,6 +9,7 @@ import random
 import signal
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -153,6 +154,16 @@ def construct(plans: Sequence[tuple[Worker, Plan]], *, barrier: str = "passes") 
 def region(engine_id: str, rank: int | None = 0, barrier: Any = None, **options: Any) -> SharedOffloadRegion:
     """A small one in this process."""
     return SharedOffloadRegion(engine_id, 2, rank, 4 * PAGE, PAGE, barrier, **options)
+
+
+def fresh_id() -> str:
+    """An engine's id that nobody has."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+def pages_of(region: SharedOffloadRegion) -> int:
+    """How many pages its memory has."""
+    return os.fstat(region._use().member.memory_fd).st_blocks * 512 // PAGE
 
 
 def entry_of(engine_id: str) -> str:

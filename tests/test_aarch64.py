@@ -126,14 +126,19 @@ def test_threads_see_no_wrong_byte(cpu: str, emulator: str, tmp_path: Path, seed
         assert done.stdout.endswith(" 0 failures\n")
 
 
+def altered(copy: Path, file: str, old: str, new: str) -> Path:
+    """The C code with a fault in it."""
+    shutil.copytree(CSRC, copy)
+    text = (copy / file).read_text()
+    assert text.count(old) == 1
+    (copy / file).write_text(text.replace(old, new))
+    return copy
+
+
 @pytest.mark.deep
 def test_a_slot_that_is_reused_too_early_is_noticed(emulator: str, tmp_path: Path, seed: int) -> None:
     """A writer that takes every slot for released: readers find the bytes of another generation."""
-    copy = tmp_path / "csrc"
-    shutil.copytree(CSRC, copy)
-    slots = (copy / "arena_slots.c").read_text()
-    assert slots.count("is_free[i] = done == generation;") == 1
-    (copy / "arena_slots.c").write_text(slots.replace("is_free[i] = done == generation;", "is_free[i] = 1;"))
+    copy = altered(tmp_path / "csrc", "arena_slots.c", "is_free[i] = done == generation;", "is_free[i] = 1;")
     done = run(emulator, build(copy, STRESS, "generic", tmp_path / "built"), 2, 20_000, seed)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAILED: " in done.stderr
@@ -163,10 +168,6 @@ def test_calls_answer_alike_and_leave_the_same_bytes(more: int, emulator: str, t
 @pytest.mark.deep
 def test_a_sum_that_depends_on_the_machine_is_noticed(emulator: str, tmp_path: Path, seed: int) -> None:
     """A plain char has a sign on x86-64 and none on AArch64."""
-    copy = tmp_path / "csrc"
-    shutil.copytree(CSRC, copy)
-    record = (copy / "arena_record.c").read_text()
-    assert record.count("(unsigned char)*at") == 1
-    (copy / "arena_record.c").write_text(record.replace("(unsigned char)*at", "(uint64_t)*at"))
+    copy = altered(tmp_path / "csrc", "arena_record.c", "(unsigned char)*at", "(uint64_t)*at")
     native, emulated = walks(copy, ["generic"], emulator, tmp_path, seed)
     assert emulated != native

@@ -53,6 +53,11 @@ def test_a_look_that_is_cut_short_is_gone_on_with_by_the_next() -> None:
         assert place > 100
 
 
+def all_come_back(writer: MessageQueue, reader: MessageQueue, device: Device, place: int) -> None:
+    device.drain()
+    assert reader.flush_releases() == 0 == busy(writer), place
+
+
 def test_a_release_that_is_cut_short_is_gone_on_with_by_the_next() -> None:
     with pinned_queue() as (writer, reader, device):
         for place in count():
@@ -61,8 +66,7 @@ def test_a_release_that_is_cut_short_is_gone_on_with_by_the_next() -> None:
             device.drain()
             reached = interrupted_at(place, reader.flush_releases)
             reader.flush_releases()
-            device.drain()
-            assert reader.flush_releases() == 0 == busy(writer), place
+            all_come_back(writer, reader, device, place)
             if not reached:
                 break
         assert place > 50
@@ -84,8 +88,7 @@ def test_what_a_copy_that_is_cut_short_had_issued_is_waited_for() -> None:
                 assert busy(writer) == 1, place
                 device.step()
                 reader.flush_releases()
-            device.drain()
-            assert reader.flush_releases() == 0 == busy(writer), place
+            all_come_back(writer, reader, device, place)
             if not reached:
                 break
         assert place > 50

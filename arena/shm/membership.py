@@ -97,6 +97,12 @@ class Place:
     memory_fd: int | None = None
     told: Entry | None = None
 
+    def memory(self) -> int:
+        """The memory's descriptor, once it has been made or opened."""
+        if self.memory_fd is None:
+            raise RuntimeError("a place in a region was taken before its memory was there: report this")
+        return self.memory_fd
+
 
 def nonce_bytes(nonce: str | bytes | None) -> bytes:
     """Sixteen bytes for any nonce; zeros for none."""

@@ -248,8 +248,7 @@ def unlock(entry: Entry) -> None:
 
 
 def _become_member(wanted: Wanted, backing: Backing, entry: Entry, place: Place, alive: Records) -> Member:
-    fd = place.memory_fd
-    assert fd is not None
+    fd = place.memory()
     mapping = map_memory(fd)
     try:
         past = past_failure(entry, wanted)

@@ -99,7 +99,7 @@ def _source(node: Formula, bound: list[str]) -> str:
     if kind in _OPERATORS:
         return _OPERATORS[kind](parts)
     if kind != z3.Z3_OP_UNINTERPRETED:
-        raise NotImplementedError(f"no Python for {node.decl()}")
+        raise ValueError(f"{node.decl()}: an operator without Python here: add it to _OPERATORS")
     arguments = f"({' '.join(part + ',' for part in parts)})"
     name: str = node.decl().name()
     return f"({arguments} in relation_{name})" if z3.is_bool(node) else f"function_{name}[{arguments}]"
