@@ -183,6 +183,9 @@ def command(
     totals = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     cpu_s = sum(row.cpu_s for row in rows)
     console.print(f"{totals}; {time.monotonic() - start:.0f} s, of processor time {cpu_s:.0f} s")
+    for row in rows:
+        if row.verdict == "alive":  # the matrix may be too wide to be read
+            console.print(f"alive: {row.mutant.name}", soft_wrap=True, markup=False)
     if counts["alive"]:
         sys.exit(1)
 
