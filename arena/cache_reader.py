@@ -69,6 +69,7 @@ class CacheReader:
         Raises:
             CacheMiss: it is no longer there; a subclass of InvalidHandle, so catch it first.
             InvalidHandle: the handle was altered, or is another cache's: sending the object again does not help.
+            ArenaError: with reader_access="private", where this process has locked the cache's memory (mlock).
             whatever unpickling raises.
         """
         return self.get_many([handle])[0]

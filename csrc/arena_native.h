@@ -20,6 +20,7 @@
 #define ARENA_CLOSED -3    /* shutdown() in this process */
 #define ARENA_CORRUPT -4   /* a shared word that the protocol cannot have written */
 #define ARENA_STALE -5     /* the slot carries another generation */
+#define ARENA_LOCKED -6    /* private pages that cannot be forgotten, as the process has locked them */
 
 /* ---- sizes that layout.py checks ---- */
 uint64_t arena_layout_constant(int which);

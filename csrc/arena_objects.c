@@ -83,15 +83,14 @@ int arena_object_recheck(arena_holds *h, uint32_t slot, uint64_t generation) {
  * private pages under an earlier generation. */
 static int open_extent(arena_holds *h, uint32_t slot, uint64_t *extent, bool is_first) {
     int rc = arena_slot_extent(h->mapping, slot, &extent[0], &extent[1]);
-    if (rc != ARENA_OK)
-        count_down(h, slot);
-    else if (is_first && h->is_private)
-        arena_discard(h->mapping->data + extent[0], extent[1]);
+    if (rc == ARENA_OK && is_first && h->is_private && arena_discard(h->mapping->data + extent[0], extent[1]))
+        rc = ARENA_LOCKED;
+    if (rc != ARENA_OK) count_down(h, slot);
     return rc;
 }
 
-/* A lease of (slot, generation) and its extent: ARENA_OK, ARENA_STALE, or ARENA_CORRUPT where there cannot be such an
- * object, or its extent lies outside. */
+/* A lease of (slot, generation) and its extent: ARENA_OK, ARENA_STALE, ARENA_CORRUPT where there cannot be such an
+ * object, or its extent lies outside, or ARENA_LOCKED. */
 int arena_object_get(arena_holds *h, uint32_t slot, uint64_t generation, uint64_t *extent) {
     if (slot >= h->mapping->geometry.n_slots || generation == 0 || generation & 1) return ARENA_CORRUPT;
     pthread_mutex_lock(&h->lock);

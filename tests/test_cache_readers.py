@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ctypes
 import os
 import pickle
 import signal
@@ -17,7 +18,7 @@ from cache_support import PAGE, CacheProcess, cache_of, cache_readers_of, get, i
 from support import SMALL, WATCHDOG_S, drop, in_thread, kept, python, queue_of, wait_until
 
 from arena import ArenaConfig, ObjectCache, Uncached
-from arena.errors import CacheMiss
+from arena.errors import ArenaError, CacheMiss
 from arena.shm.native import lib
 
 
@@ -164,6 +165,22 @@ def test_other_accesses(access: Any) -> None:
         else:
             assert (mine == 7).all()
             assert not one.get(put(cache, "array", mine.numpy().copy())).flags.writeable  # type: ignore[attr-defined]
+
+
+def test_private_copies_that_are_locked_are_not_taken_for_an_object() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    with cache_of(2, arena=ArenaConfig(reader_access="private")) as (cache, [reader]):
+        first: Any = reader.get(put(cache, "first", pages(2, 1)))
+        place = ctypes.c_void_p(first.data_ptr()), ctypes.c_size_t(first.nbytes)
+        first.fill_(9)
+        assert libc.mlock(*place) == 0, os.strerror(ctypes.get_errno())
+        del first
+        handle = put(cache, "second", pages(2, 2))  # in the same place
+        with pytest.raises(ArenaError, match=r"cannot be read afresh.*mlock"):
+            reader.get(handle)
+        assert libc.munlock(*place) == 0
+        assert (reader.get(handle) == 2).all()  # type: ignore[attr-defined]
+        assert (reader.get(put(cache, "third", pages(2, 3))) == 3).all()  # type: ignore[attr-defined]  # nothing was held
 
 
 def test_what_a_stopped_get_announces_blocks_nothing() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 from weakref import WeakKeyDictionary
 
-from arena.errors import CorruptError, StaleSlotError
+from arena.errors import ArenaError, CorruptError, StaleSlotError
 from arena.protocol.slots import KIND_OBJECT, Grant, Refusal, SlotWriter, State
 from arena.shm import trace
 from arena.shm.native import Lease, address_of, capsules, ffi, lib
@@ -220,6 +220,7 @@ class ObjectReader:
         Raises:
             StaleSlotError: the object was evicted.
             CorruptError: there cannot be such an object, or its extent lies outside the data area.
+            ArenaError: this process has locked the memory of its own copies; the object is not held.
         """
         slot, generation = grant
         return capsules.lease_of_object(self._address, slot, generation, self._refuse)  # [object.evict] [object.publish]
@@ -229,6 +230,11 @@ class ObjectReader:
             raise MemoryError("no memory for a grant")
         if outcome == lib.ARENA_STALE:
             raise StaleSlotError(f"slot {slot} no longer carries generation {generation}")
+        if outcome == lib.ARENA_LOCKED:
+            raise ArenaError(
+                "an object's memory cannot be read afresh: a reader with reader_access='private' must not lock that memory "
+                "(mlock, mlockall)"
+            )
         raise CorruptError(
             f"generation {generation} of slot {slot} cannot be an object's: there are {self._mapping.geometry.n_slots} "
             "slots, its generation is even, its extent inside"
