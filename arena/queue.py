@@ -50,7 +50,7 @@ class MessageQueue:
         max_chunks: the ring holds ``max_chunk_bytes * max_chunks`` bytes, of which only what is used takes memory.
         connect_ip: the address that remote readers connect to; none in this version.
         arena: options of the arena; None for a queue without one.
-        spin_us: how long a reader looks again before it parks.  0 unless a core per reader lies idle.
+        spin_us: how long a reader looks again before it parks, once per wait.  0 unless a core per reader lies idle.
         on_reader_death: ``"continue"``: the death is logged and counted, the others go on, and a new process may take the
             rank.  ``"raise"``: the same, and the next ``enqueue`` or ``wait_until_ready`` tells its caller with
             ``ReaderDied``, once per death.

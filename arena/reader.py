@@ -113,8 +113,12 @@ class ReaderEnd(MemberEnd):
 
     def _wait_record(self, deadline: Deadline, indefinite: bool) -> None:
         wait: LongWait | None = None
+        spin_us = self._spin_us  # what is left of it: once per wait, and not in each slice
         while True:
-            outcome = self.ring.wait(self._spin_us, self._slice_us(deadline))
+            slice_us = self._slice_us(deadline)
+            now_us = min(spin_us, slice_us)
+            outcome = self.ring.wait(now_us, 0 if now_us else slice_us)
+            spin_us -= now_us
             if outcome is Outcome.OK:
                 return
             if self.gates is not None:

@@ -15,6 +15,7 @@ import torch
 from support import SMALL, Reader, dequeue, queue_of, readers_of, wait_until
 
 from arena import MessageQueue, endpoint
+from arena.protocol.ring import Outcome
 from arena.shm.layout import MEMBER_BYTES, MEMBER_PARK, MEMBERS_OFFSET
 from arena.shm.native import ffi
 
@@ -77,6 +78,27 @@ def test_an_idle_reader_costs_no_processor_time() -> None:
             reader.dequeue(timeout=1.5)
         assert time.thread_time() - cpu_s < 0.15
         assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - switches < 15
+
+
+def test_a_reader_spins_once_per_wait_and_never_beyond_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not again in each slice: an idle reader would spin for most of its life."""
+    waits: list[tuple[int, int]] = []
+
+    def wait(spin_us: int, slice_us: int) -> Outcome:
+        waits.append((spin_us, slice_us))
+        if len(waits) == 6:
+            raise KeyboardInterrupt
+        return Outcome.EMPTY
+
+    with queue_of(1, spin_us=700_000) as (_, (reader,)):
+        monkeypatch.setattr(reader._end.ring, "wait", wait)
+        with pytest.raises(KeyboardInterrupt):
+            reader.dequeue()
+        assert waits == [(0, 0), (500_000, 0), (200_000, 0)] + [(0, 500_000)] * 3
+        waits.clear()
+        with pytest.raises(TimeoutError):
+            reader.dequeue(0)
+        assert waits == [(0, 0)] * 2
 
 
 def test_a_long_wait_for_room_names_who_is_behind(impatient: None, caplog: pytest.LogCaptureFixture) -> None:
