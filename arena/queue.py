@@ -312,10 +312,11 @@ class MessageQueue:
         Args:
             tensor: any, whether it came through the arena or not.
             device: where to.
-            stream: where the copy is queued; by default the device's current stream.
+            stream: where the copy is queued, a stream of that device; by default its current one.
             non_blocking: return before the copy is done, where the memory is pinned.
 
         Raises:
+            ValueError: the stream is another device's.
             DeviceError: the device refused.
         """
         return self._reader("to_device").to_device(tensor, device, stream, non_blocking=non_blocking)

@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ import torch
 from arena import MessageQueue
 from arena.device import cuda
 from arena.device.cuda import CudaDevice
-from arena.errors import DeviceError
+from arena.errors import DeviceBusy, DeviceError
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has the real library loaded")
 
@@ -86,6 +87,12 @@ def write(driver: ctypes.CDLL, **values: int) -> None:
         ctypes.c_int.in_dll(driver, name).value = value
 
 
+def stream_on(index: int) -> torch.cuda.Stream:
+    """What is looked at of one, where there is none."""
+    device = torch.device("cuda", index)
+    return cast(torch.cuda.Stream, SimpleNamespace(device=device, stream_id=17, device_index=index, device_type=1))
+
+
 def test_importing_and_asking_initialises_nothing() -> None:
     code = (
         "import torch\n"
@@ -142,7 +149,7 @@ def test_whatever_torch_says_of_the_device_is_a_device_error(
     device.unavailable()
     for name in ("stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, refuse)
-    tensor, stream = torch.ones(3), cast(torch.cuda.Stream, None)
+    tensor, stream = torch.ones(3), stream_on(0)
     calls: dict[str, Callable[[], object]] = {
         "empty_like": lambda: device.empty_like(tensor, "cuda", stream),
         "copy": lambda: device.copy(tensor, tensor, stream),
@@ -210,3 +217,63 @@ def test_an_error_of_torch_becomes_a_device_error(device: CudaDevice) -> None:
     device.unavailable()
     with pytest.raises(DeviceError, match="event query: CUDA error: context is destroyed"):
         device.query(Broken())
+
+
+def test_a_driver_that_cannot_say_what_is_used_is_a_reason_and_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an illegal access: a message is received all the same."""
+
+    def refuse(index: int) -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(cuda, "_is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", refuse, raising=False)
+    assert "illegal memory access" in str(CudaDevice().unavailable())
+    with pytest.raises(DeviceError, match="illegal memory access"):
+        CudaDevice().used_streams()
+
+
+@pytest.mark.parametrize("where", [torch.device("cuda", 1), "cuda:1", "cpu"])
+def test_a_stream_of_another_device_is_refused(where: Any, device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would copy on that device's current stream, and the event would stand in this one."""
+    monkeypatch.setattr(torch, "empty_like", lambda *arguments, **options: pytest.fail("memory was taken"))
+    with pytest.raises(ValueError, match=f"must be a stream of the device that is copied to, {where}"):
+        device.empty_like(torch.ones(3), where, stream_on(0))
+
+
+@pytest.mark.parametrize("where", [torch.device("cuda", 1), "cuda:1", "cuda"])
+def test_a_stream_of_the_device_is_taken(where: Any, device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch, "empty_like", lambda source, device: device)
+    assert device.empty_like(torch.ones(3), where, stream_on(1)) == where
+
+
+def test_a_stream_of_torch_s_general_kind_becomes_one_of_cuda(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older torch records an event in the other kind by reading memory that is not the stream's."""
+    monkeypatch.setattr(torch, "Stream", SimpleNamespace)
+    monkeypatch.setattr(cuda, "_new_stream", lambda **of: of)
+    assert device.stream_of(stream_on(3)) == {"stream_id": 17, "device_index": 3, "device_type": 1}
+    for wrong in (5, None, SimpleNamespace(device=torch.device("cpu"))):
+        with pytest.raises(ValueError, match="must be a stream of the device cuda"):
+            device.stream_of(wrong)
+
+
+@pytest.mark.parametrize("code", [900, 906, 908])
+def test_what_a_graph_capture_forbids_is_not_a_failure(
+    code: int, device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another stream's capture, for which the default stream would have to wait: a slot must not be lost for that."""
+
+    def refuse() -> bool:
+        raise error
+
+    error = RuntimeError("CUDA error: operation would make the legacy stream depend on a capturing blocking stream")
+    error.error_code = code  # type: ignore[attr-defined]  # as torch's own has it
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", refuse)
+    with pytest.raises(DeviceBusy):
+        device.record(stream_on(0))
+    error.error_code = 700  # type: ignore[attr-defined]
+    with pytest.raises(DeviceError) as raised:
+        device.record(stream_on(0))
+    assert not isinstance(raised.value, DeviceBusy)

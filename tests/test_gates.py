@@ -171,6 +171,8 @@ def test_what_is_no_tensor_no_stream_and_no_device_is_refused() -> None:
             reader.record_use(tensor, wrong)
         with pytest.raises(ValueError, match="stream=5: must be a stream of the device simulated"):
             reader.to_device(tensor, "sim:0", stream=wrong)
+        with pytest.raises(ValueError, match="must be a stream of the device that is copied to, sim:1"):
+            reader.to_device(tensor, "sim:1", stream=device.sides[0])
         with pytest.raises(DeviceError, match="'sim:7': there is no such device"):
             reader.to_device(tensor, "sim:7")
         assert gates_of(reader)._uses == {}

@@ -22,10 +22,13 @@ from arena.errors import DeviceBusy, DeviceError
 # Typed by hand here: torch's annotations of these are incomplete and differ by version and build.
 _is_initialized: Callable[[], bool] = torch.cuda.is_initialized
 _new_event: Callable[[], Any] = torch.cuda.Event
+_new_stream: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
 
 _REGISTER_PORTABLE = 1
 _REGISTER_READ_ONLY = 8
 _CAPTURE_MODE_RELAXED = 2
+_CAPTURE_ERRORS = range(900, 909)
+"""What is refused only as long as a graph is captured, in this stream or in one that the default stream waits for."""
 
 
 class _Runtime:
@@ -63,7 +66,6 @@ class CudaDevice(Device):
     """All CUDA or ROCm devices that this process uses, through torch."""
 
     name = "cuda"
-    stream_types = (torch.cuda.Stream, torch.Stream)
 
     def __init__(self) -> None:
         self._runtime: _Runtime | None = None
@@ -73,8 +75,11 @@ class CudaDevice(Device):
     def unavailable(self) -> str | None:
         if not _is_initialized():
             return "this process has not initialised CUDA"
-        if not _used_devices():
-            return "this process has no CUDA context yet"
+        try:
+            if not _used_devices():
+                return "this process has no CUDA context yet"
+        except DeviceError as error:
+            return str(error)
         with self._loading:
             if self._runtime is None and self._no_runtime is None:
                 self._load()
@@ -98,6 +103,14 @@ class CudaDevice(Device):
         with _as_device_error("current stream"):
             return torch.cuda.current_stream(where)
 
+    def stream_of(self, given: object) -> torch.cuda.Stream:
+        if isinstance(given, torch.cuda.Stream):
+            return given
+        if isinstance(given, torch.Stream) and given.device.type == "cuda":
+            # As `torch.accelerator` gives it: older versions of torch cannot hash it, nor record an event in it.
+            return _new_stream(stream_id=given.stream_id, device_index=given.device_index, device_type=given.device_type)
+        raise ValueError(f"stream={given!r}: must be a stream of the device {self.name}")
+
     def used_streams(self) -> tuple[torch.cuda.Stream, ...]:
         with _as_device_error("current streams"):
             return tuple(torch.cuda.current_stream(index) for index in _used_devices())
@@ -112,6 +125,10 @@ class CudaDevice(Device):
         return _CudaEvent(event, self)
 
     def empty_like(self, source: torch.Tensor, where: torch.device | str | int, stream: torch.cuda.Stream) -> torch.Tensor:
+        with _as_device_error(f"device {where!r}"):
+            place = torch.device(where)
+        if place.type != stream.device.type or place.index not in (None, stream.device_index):
+            raise ValueError(f"stream={stream}: must be a stream of the device that is copied to, {place}")
         # Under the stream, so that the allocator knows whose memory it is.
         with _as_device_error("memory for a copy"), torch.cuda.stream(stream):
             return torch.empty_like(source, device=where)
@@ -177,7 +194,8 @@ class _CudaEvent:
 
 def _used_devices() -> list[int]:
     has_context: Callable[[int], bool] = getattr(torch._C, "_cuda_hasPrimaryContext")  # noqa: B009 (absent in CPU builds)
-    return [index for index in range(torch.cuda.device_count()) if has_context(index)]
+    with _as_device_error("devices in use"):
+        return [index for index in range(torch.cuda.device_count()) if has_context(index)]
 
 
 @contextmanager
@@ -185,4 +203,5 @@ def _as_device_error(what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, AssertionError) as error:  # the latter from a torch that was built without CUDA
-        raise DeviceError(f"{what}: {error}", int(getattr(error, "error_code", 0) or 0)) from error
+        code = int(getattr(error, "error_code", 0) or 0)
+        raise (DeviceBusy if code in _CAPTURE_ERRORS else DeviceError)(f"{what}: {error}", code) from error

@@ -40,8 +40,6 @@ class Device(ABC):
     """
 
     name: str
-    stream_types: tuple[type, ...] = (object,)
-    """What its streams are instances of."""
 
     @abstractmethod
     def unavailable(self) -> str | None:
@@ -72,6 +70,14 @@ class Device(ABC):
         """The stream that this thread's work goes to, on one device (by default the thread's current one)."""
 
     @abstractmethod
+    def stream_of(self, given: object) -> Stream:
+        """A caller's stream, as this device has it.
+
+        Raises:
+            ValueError: it is none of this device's.
+        """
+
+    @abstractmethod
     def used_streams(self) -> tuple[Stream, ...]:
         """The current stream of every device that this process has used."""
 
@@ -86,7 +92,11 @@ class Device(ABC):
 
     @abstractmethod
     def empty_like(self, source: torch.Tensor, where: torch.device | str | int, stream: Stream) -> torch.Tensor:
-        """New device memory of ``source``'s shape and dtype, safe to write from ``stream``."""
+        """New device memory of ``source``'s shape and dtype, safe to write from ``stream``.
+
+        Raises:
+            ValueError: the stream is another device's: a copy would go another way than the events that are to follow it.
+        """
 
     @abstractmethod
     def copy(self, source: torch.Tensor, target: torch.Tensor, stream: Stream, *, non_blocking: bool = True) -> None:

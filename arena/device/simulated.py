@@ -86,7 +86,6 @@ class SimulatedDevice(Device):
     """
 
     name = "simulated"
-    stream_types = (SimulatedStream,)
 
     def __init__(
         self,
@@ -206,10 +205,15 @@ class SimulatedDevice(Device):
 
     def current_stream(self, where: torch.device | str | int | None = None) -> SimulatedStream:
         streams: dict[int, SimulatedStream] = getattr(self._thread, "streams", {})
-        gpu: int = getattr(self._thread, "gpu", 0) if where is None else _gpu_number(where)
+        gpu: int = getattr(self._thread, "gpu", 0) if where is None else _gpu_number(where, 0)
         if not 0 <= gpu < len(self._defaults):
             raise DeviceError(f"{where!r}: there is no such device")
         return streams.get(gpu, self._defaults[gpu])
+
+    def stream_of(self, given: object) -> SimulatedStream:
+        if not isinstance(given, SimulatedStream):
+            raise ValueError(f"stream={given!r}: must be a stream of the device {self.name}")
+        return given
 
     def used_streams(self) -> tuple[SimulatedStream, ...]:
         return tuple(self.current_stream(gpu) for gpu in sorted(self._used))
@@ -232,6 +236,8 @@ class SimulatedDevice(Device):
     # ---- copies -------------------------------------------------------------------------------
 
     def empty_like(self, source: torch.Tensor, where: torch.device | str | int, stream: SimulatedStream) -> torch.Tensor:
+        if _gpu_number(where, stream.gpu) != stream.gpu:
+            raise ValueError(f"stream={stream!r}: must be a stream of the device that is copied to, {where}")
         self.enter("empty_like")
         return torch.empty_like(source)
 
@@ -377,11 +383,11 @@ class SimulatedDevice(Device):
         self._thread.gpu = stream.gpu
 
 
-def _gpu_number(where: torch.device | str | int) -> int:
-    """``0``, ``"cuda:0"``, ``torch.device("cuda", 0)``, ``"sim:0"``; a name without a number is number 0."""
+def _gpu_number(where: torch.device | str | int, default: int) -> int:
+    """``0``, ``"cuda:0"``, ``torch.device("cuda", 0)``, ``"sim:0"``; or a name without a number."""
     if isinstance(where, int):
         return where
-    return int(str(where).partition(":")[2] or 0)
+    return int(str(where).partition(":")[2] or default)
 
 
 def _check_alike(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -25,17 +25,11 @@ def check_tensor(tensor: object) -> None:
         raise ValueError(f"tensor={tensor!r}: must be a tensor")
 
 
-def check_stream(device: Device, stream: object) -> None:
-    if not isinstance(stream, device.stream_types):
-        raise ValueError(f"stream={stream!r}: must be a stream of the device {device.name}")
-
-
 def target_of(
     device: Device, tensor: torch.Tensor, where: torch.device | str | int, stream: Stream | None
 ) -> tuple[Stream, torch.Tensor]:
     check_tensor(tensor)
-    stream = device.current_stream(where) if stream is None else stream
-    check_stream(device, stream)
+    stream = device.current_stream(where) if stream is None else device.stream_of(stream)
     return stream, device.empty_like(tensor, where, stream)
 
 

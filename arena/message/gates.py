@@ -173,8 +173,7 @@ class Gates:
     def record_use(self, tensor: torch.Tensor, stream: Stream) -> None:
         """What was issued to a stream so far may read a tensor's memory."""
         copies.check_tensor(tensor)
-        copies.check_stream(self._device, stream)
-        self._mark_use(self._note_use(tensor, stream))
+        self._mark_use(self._note_use(tensor, self._device.stream_of(stream)))
 
     def _is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a device may read any of it by itself."""
