@@ -80,9 +80,10 @@ def as_integer(value: Any) -> int | None:
         return None
 
 
-def in_range(name: str, value: object, least: int, most: int) -> int:
+def in_range(name: str, value: object, least: int, most: int | None) -> int:
     """An argument as an integer; refuses what is none or out of range, with a ValueError that says so."""
     number = as_integer(value)
-    if number is None or not least <= number <= most:
-        raise ValueError(f"{name}={value!r}: must be an integer between {least} and {most}")
+    if number is None or number < least or (most is not None and number > most):
+        limit = f"of at least {least}" if most is None else f"between {least} and {most}"
+        raise ValueError(f"{name}={value!r}: must be an integer {limit}")
     return number

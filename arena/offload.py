@@ -14,13 +14,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, get_args
 
 import torch
 
-from arena.config import Backing, Pin
+from arena.config import Backing, Pin, in_range
 from arena.device.cuda import CudaDevice
 from arena.device.interface import Device
 from arena.errors import ArenaError, ForkedError
@@ -110,18 +111,18 @@ class SharedOffloadRegion:
             _check_names(engine_id, backing, pin)
             if nonce is not None and not isinstance(nonce, str | bytes):
                 raise ValueError(f"nonce={nonce!r}: must be a string, bytes or None")
-            meeting.wanted = Wanted(
+            meeting.wanted = wanted = Wanted(  # to tell the others of a wrong argument, it is enough to know whom
                 engine_id,
                 membership.nonce_bytes(nonce),
-                rank,
-                _product(num_chunks, kv_bytes_per_chunk),
-                kv_bytes_per_chunk,
-                backing,
-                huge_pages,
+                rank=None,
+                nbytes=0,
+                row_bytes=0,
+                backing=backing,
+                huge_pages=huge_pages,
                 leave_failure=barrier is not None or nonce is not None,
                 check=creator_memory_check,
             )
-            _check_shape(num_chunks, rank, kv_bytes_per_chunk, cpu_page_size)
+            shape = _Shape.checked(num_chunks, rank, kv_bytes_per_chunk, cpu_page_size)
             _check_callable("creator_memory_check", creator_memory_check)
             _check_callable("progress", progress)
             if device is not None and not isinstance(device, Device):
@@ -129,17 +130,18 @@ class SharedOffloadRegion:
             if populate_only_on_creator and barrier is None:
                 raise ValueError("populate_only_on_creator needs a barrier: without one, joiners would use empty pages")
             if populate_threads is not None:
-                _check_integer("populate_threads", populate_threads, 1, 256)
+                populate_threads = in_range("populate_threads", populate_threads, 1, 256)
             policy = Policy.parse(numa)
             self.engine_id = engine_id
-            self.num_chunks = num_chunks
-            self.rank = rank
-            self.kv_bytes_per_chunk = kv_bytes_per_chunk
-            self.cpu_page_size = cpu_page_size
-            self.total_size_bytes = num_chunks * kv_bytes_per_chunk
+            self.num_chunks = shape.num_chunks
+            self.rank = shape.rank
+            self.kv_bytes_per_chunk = shape.row_bytes
+            self.cpu_page_size = shape.cpu_page_size
+            self.total_size_bytes = shape.num_chunks * shape.row_bytes
             self._cursors = threading.Lock()
-            self._worker_offset = 0 if rank is None else rank * cpu_page_size
+            self._worker_offset = 0 if self.rank is None else self.rank * self.cpu_page_size
             self._canonical_offset = 0
+            meeting.wanted = replace(wanted, rank=self.rank, nbytes=self.total_size_bytes, row_bytes=self.kv_bytes_per_chunk)
             meeting.member = meeting.join(meeting.wanted)
             self._held = Held(meeting.member)
             self._finalizer = weakref.finalize(self, self._held.release)
@@ -191,13 +193,14 @@ class SharedOffloadRegion:
             ValueError: the region has no rank, or the worker's share of the row has no room for it; nothing has moved.
         """
         base = self.base_tensor
+        nbytes = in_range("tensor_page_size", tensor_page_size, 1, None)
         if self.rank is None:
             raise ValueError("a region without a rank has no worker views: use create_next_canonical_view")
         end = (self.rank + 1) * self.cpu_page_size
         with self._cursors:
             offset = self._worker_offset
-            self._worker_offset = self._advance(offset, tensor_page_size, end, f"rank {self.rank}'s cpu_page_size")
-        return self._rows(base, offset, tensor_page_size)
+            self._worker_offset = self._advance(offset, nbytes, end, f"rank {self.rank}'s cpu_page_size")
+        return self._rows(base, offset, nbytes)
 
     def create_next_canonical_view(self, tensor_page_size: int) -> torch.Tensor:
         """The bytes of the next tensor that all workers share: the same for each; shape and stride as of a worker's.
@@ -206,11 +209,12 @@ class SharedOffloadRegion:
             ValueError: the row has no room for it; nothing has moved.
         """
         base = self.base_tensor
+        nbytes = in_range("tensor_page_size", tensor_page_size, 1, None)
         with self._cursors:
             offset = self._canonical_offset
             end = self.kv_bytes_per_chunk
-            self._canonical_offset = self._advance(offset, tensor_page_size, end, "the row, kv_bytes_per_chunk")
-        return self._rows(base, offset, tensor_page_size)
+            self._canonical_offset = self._advance(offset, nbytes, end, "the row, kv_bytes_per_chunk")
+        return self._rows(base, offset, nbytes)
 
     def create_kv_memoryview(self) -> memoryview:
         """The region without a copy, of shape (num_chunks, kv_bytes_per_chunk)."""
@@ -218,7 +222,6 @@ class SharedOffloadRegion:
 
     @staticmethod
     def _advance(offset: int, nbytes: int, end: int, what: str) -> int:
-        _check_integer("tensor_page_size", nbytes, 1, None)
         if offset + nbytes > end:
             raise ValueError(f"tensor_page_size={nbytes}: {what}, has {end - offset} bytes left")
         return offset + nbytes
@@ -311,11 +314,20 @@ class SharedOffloadRegion:
 
 
 def _check_names(engine_id: str, backing: Backing, pin: Pin) -> None:
-    if not isinstance(engine_id, str) or not engine_id:
+    if not isinstance(engine_id, str) or not engine_id or not _is_text(engine_id):
         raise ValueError(f"engine_id={engine_id!r}: must be a name")
     for name, value, choice in (("backing", backing, Backing), ("pin", pin, Pin)):
         if value not in get_args(choice):
             raise ValueError(f"{name}={value!r}: must be one of {', '.join(get_args(choice))}")
+
+
+def _is_text(name: str) -> bool:
+    """Whether it can be encoded: a lone surrogate (of a file name that is not UTF-8) cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_callable(name: str, value: object) -> None:
@@ -323,27 +335,25 @@ def _check_callable(name: str, value: object) -> None:
         raise ValueError(f"{name}={value!r}: must be something to call, or None")
 
 
-def _product(num_chunks: object, row_bytes: object) -> int:
-    """0 where they are no numbers: they are refused once the others can be told of it."""
-    return num_chunks * row_bytes if isinstance(num_chunks, int) and isinstance(row_bytes, int) else 0
+@dataclass(frozen=True)
+class _Shape:
+    """A region's sizes, as Python's integers."""
 
+    num_chunks: int
+    rank: int | None
+    row_bytes: int
+    cpu_page_size: int
 
-def _check_shape(num_chunks: int, rank: int | None, row_bytes: int, cpu_page_size: int) -> None:
-    _check_integer("num_chunks", num_chunks, 1, None)
-    _check_integer("kv_bytes_per_chunk", row_bytes, 1, None)
-    page = mmap.PAGESIZE
-    if row_bytes % page:
-        nearest = max(page, (row_bytes + page // 2) // page * page)
-        raise ValueError(f"kv_bytes_per_chunk={row_bytes}: must be a multiple of {page}; the nearest is {nearest}")
-    if rank is None:
-        _check_integer("cpu_page_size", cpu_page_size, 0, None)
-        return
-    _check_integer("cpu_page_size", cpu_page_size, 1, row_bytes)
-    _check_integer("rank", rank, 0, row_bytes // cpu_page_size - 1)
-
-
-def _check_integer(name: str, value: object, least: int, most: int | None) -> None:
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if not is_integer or value < least or (most is not None and value > most):  # type: ignore[operator]
-        limit = f"of at least {least}" if most is None else f"between {least} and {most}"
-        raise ValueError(f"{name}={value!r}: must be an integer {limit}")
+    @staticmethod
+    def checked(num_chunks: object, rank: object, kv_bytes_per_chunk: object, cpu_page_size: object) -> _Shape:
+        """Refuses what is out of range; the text says what would do."""
+        rows = in_range("num_chunks", num_chunks, 1, None)
+        row_bytes = in_range("kv_bytes_per_chunk", kv_bytes_per_chunk, 1, None)
+        page = mmap.PAGESIZE
+        if row_bytes % page:
+            nearest = max(page, (row_bytes + page // 2) // page * page)
+            raise ValueError(f"kv_bytes_per_chunk={row_bytes}: must be a multiple of {page}; the nearest is {nearest}")
+        if rank is None:
+            return _Shape(rows, None, row_bytes, in_range("cpu_page_size", cpu_page_size, 0, None))
+        share = in_range("cpu_page_size", cpu_page_size, 1, row_bytes)
+        return _Shape(rows, in_range("rank", rank, 0, row_bytes // share - 1), row_bytes, share)

@@ -9,12 +9,13 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arena.errors import ArenaError
+from arena.errors import ArenaError, AttachError
 from arena.offload import SharedOffloadRegion
 from arena.shm.native import lib
 
@@ -52,6 +53,7 @@ def test_a_row_that_is_not_whole_pages_is_refused_with_the_nearest_size(given_by
         ({"cpu_page_size": 4 * PAGE + 1}, "cpu_page_size=16385"),
         ({"engine_id": ""}, "engine_id=''"),
         ({"engine_id": b"x"}, "engine_id=b'x'"),
+        ({"engine_id": "x\udcff"}, "engine_id='x\\udcff'"),
         ({"backing": "disk"}, "backing='disk': must be one of memfd, shm"),
         ({"pin": "yes"}, "pin='yes'"),
         ({"populate_threads": 0}, "populate_threads=0"),
@@ -71,6 +73,22 @@ def test_arguments_out_of_range_are_refused_by_name(engine_id: str, change: dict
     with pytest.raises(ValueError, match="must be") as caught:
         SharedOffloadRegion(**{**good, **change})
     assert text in str(caught.value)
+
+
+def test_integers_of_any_library_are_integers(engine_id: str) -> None:
+    """Small ones too, whose products would not fit into themselves."""
+    rows, rank, row_bytes, share = np.int16(3), np.uint8(1), torch.tensor(4 * PAGE, dtype=torch.int16), np.int16(PAGE)
+    threads: Any = np.int8(2)
+    with (
+        SharedOffloadRegion(engine_id, rows, rank, row_bytes, share, numa=np.int8(0), populate_threads=threads) as region,
+        SharedOffloadRegion(engine_id, 3, None, 4 * PAGE, 0) as same,
+    ):
+        region.create_next_worker_view(np.int16(PAGE)).fill_(7)
+        assert region.create_next_canonical_view(np.uint16(PAGE)).shape == (3, PAGE)
+        assert int(same.base_tensor.sum()) == 7 * 3 * PAGE
+        assert type(region.total_size_bytes) is int
+        with pytest.raises(AttachError, match=r"rank 1 .* is held"):
+            SharedOffloadRegion(engine_id, 3, 1, 4 * PAGE, PAGE)
 
 
 @pytest.mark.parametrize("engine_id", ["..", "a/b", "/etc/passwd", "x" * 5000, "é\n\0 %", ".data"])

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from arena.config import as_integer
 from arena.shm.native import ffi, lib
 
 log = logging.getLogger("arena.shm")
@@ -43,8 +44,8 @@ class Policy:
             return Policy("local", _LOCAL)
         if numa == "interleave":
             return Policy("interleave", _INTERLEAVE, online_nodes())
-        if isinstance(numa, int) and not isinstance(numa, bool) and 0 <= numa < NODES_MAX:
-            return Policy(str(numa), _PREFERRED, (numa,))
+        if (node := as_integer(numa)) is not None and 0 <= node < NODES_MAX:
+            return Policy(str(node), _PREFERRED, (node,))
         raise ValueError(f"numa={numa!r}: must be 'local', 'interleave', the number of a node, or None")
 
     def bind_memory(self, address: Any, nbytes: int) -> None:
