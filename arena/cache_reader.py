@@ -27,6 +27,7 @@ class CacheReader:
     def __init__(self, end: Endpoint, row: int, access: ReaderAccess, gates: Gates | None = None) -> None:
         self._end = end
         self._is_alone = False
+        self._gates = gates
         self._secret = end.segment.secret()
         self.segment_id = end.segment.handle.segment_id
         slots = ObjectReader.of(end.segment, row, private=access == "private")
@@ -88,6 +89,8 @@ class CacheReader:
         objects: list[object] = []
         missing: list[bytes] = []
         with self._end.visit():
+            if self._gates is not None:
+                self._gates.poll()
             for handle in handles:
                 self._check(handle)
             for handle in handles:

@@ -324,7 +324,7 @@ class MessageQueue:
     def record_use(self, tensor: torch.Tensor, stream: Stream) -> None:
         """Says, after it was queued, that work in a stream reads a tensor: its slot is given back when that is done.
 
-        Not needed for ``to_device``, nor for streams that are current when the tensor comes or goes.
+        Not needed for ``to_device``, nor for streams that are current, in the thread that dequeues, when the tensor comes.
         """
         self._reader("record_use").record_use(tensor, stream)
 

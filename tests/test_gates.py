@@ -275,6 +275,23 @@ def test_an_object_of_the_queue_s_cache_waits_too() -> None:
             assert device.registered != {}
 
 
+def test_a_reader_that_only_gets_objects_gives_them_back_too() -> None:
+    """Its process may wait for requests elsewhere, and dequeue nothing for long."""
+    with pinned_queue() as (writer, reader, device), writer.object_cache() as cache:
+        getter = reader.cache_reader()
+        handles = [cache.put(f"image {number}", message(number)) for number in range(2)]
+        tensor: Any = getter.get(handles[0])
+        copied = reader.to_device(tensor, "sim:0")
+        del tensor
+        cache.remove("image 0")
+        assert isinstance(getter.get(handles[1]), torch.Tensor)
+        assert cache.statistics().slots_draining == 1
+        device.drain()
+        assert isinstance(getter.get(handles[1]), torch.Tensor)
+        assert cache.statistics().slots_draining == 0
+        assert torch.equal(copied, message(0))
+
+
 # ---- trouble ---------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,8 @@ its *gate*: the events that must have completed before it is released.  They sta
 * everything else: the current streams of all devices that this process uses, when the lease began and again when its end is
   noticed (a later event stands for more work, so later is safe).
 
-Gates are looked at in ``dequeue``, while a reader waits, and in ``flush_releases``; nothing here waits for a device.
+Gates are looked at in ``dequeue``, while a reader waits, when it gets an object, and in ``flush_releases``; nothing here
+waits for a device.
 
 When a device cannot say whether it is done, a lease is *quarantined*: its slot stays taken until this process has ended,
 for better a slot lost than a byte changed under a copy.
