@@ -79,26 +79,33 @@ def _add(feed: _Feed, value: Any, depth: int) -> None:
     elif isinstance(value, PurePath):
         kind = b"windows path" if isinstance(value, PureWindowsPath) else b"path"
         _part(feed, kind, str(value).encode("utf-8", "surrogatepass"))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        _part(feed, b"dataclass", _type_name(value))
-        _add_mapping(feed, fields, depth)
     elif isinstance(value, bytearray):
         _part(feed, b"bytearray", memoryview(value))
     elif isinstance(value, memoryview):
         _add_memoryview(feed, value)
     elif isinstance(value, (str, bytes, int, float, complex)):
         raise TypeError(f"{type(value)!r}: a subclass may mean anything; give its plain value")
-    elif isinstance(value, Mapping):
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        _part(feed, b"dataclass", _type_name(value))
+        _add_mapping(feed, fields, depth)
+        if isinstance(value, (Mapping, Set, Sequence)):  # with elements besides
+            _add_elements(feed, value, depth)
+    elif isinstance(value, (Mapping, Set, Sequence)):
+        _add_elements(feed, value, depth)
+    else:
+        raise TypeError(f"{type(value)!r}: no key for values of this type; give their parts, or an id of your own as str")
+
+
+def _add_elements(feed: _Feed, value: Mapping[Any, Any] | Set[Any] | Sequence[Any], depth: int) -> None:
+    if isinstance(value, Mapping):
         _add_mapping(feed, value, depth)
     elif isinstance(value, Set):
         _part(feed, b"set", _SIZE.pack(len(value)), *sorted(_digest(each, depth + 1) for each in value))
-    elif isinstance(value, Sequence):
+    else:
         _part(feed, b"sequence", _type_name(value), _SIZE.pack(len(value)))
         for each in value:
             _add(feed, each, depth + 1)
-    else:
-        raise TypeError(f"{type(value)!r}: no key for values of this type; give their parts, or an id of your own as str")
 
 
 def _add_float(feed: _Feed, value: float) -> None:
@@ -128,12 +135,9 @@ def _digest(value: object, depth: int) -> bytes:
 
 
 def _add_mapping(feed: _Feed, value: Mapping[Any, Any], depth: int) -> None:
-    """In the order of the keys' digests: the order of keyword arguments does not matter."""
-    keys = {_digest(key, depth + 1): key for key in value}
-    _part(feed, b"mapping", _SIZE.pack(len(keys)))
-    for digest in sorted(keys):
-        _part(feed, b"key", digest)
-        _add(feed, value[keys[digest]], depth + 1)
+    """In the order of the digests: the order of keyword arguments does not matter."""
+    items = sorted((_digest(key, depth + 1), _digest(each, depth + 1)) for key, each in value.items())
+    _part(feed, b"mapping", *(digest for item in items for digest in item))
 
 
 # ---- arrays ---------------------------------------------------------------------------------------------------------
@@ -156,10 +160,14 @@ def _add_array(feed: _Feed, value: np.ndarray[Any, Any] | np.generic, depth: int
     array = np.asarray(value)
     kind, shape = b"scalar" if is_scalar else _type_name(value), repr(array.shape).encode()
     dtype = str(array.dtype).encode()
-    if array.dtype.hasobject:
+    if array.dtype.names is not None:  # between the fields there may be bytes that mean nothing
+        _part(feed, b"fields", kind, dtype, shape)
+        for name in array.dtype.names:
+            _add_array(feed, np.asarray(array[name]), depth + 1)
+    elif array.dtype.hasobject:
         _part(feed, b"objects", kind, dtype, shape)
         for each in array.flat:
-            _add(feed, each.item() if isinstance(each, np.void) else each, depth + 1)
+            _add(feed, each, depth + 1)
     else:
         data = np.ascontiguousarray(array).view(np.uint8).reshape(-1) if array.size else np.empty(0, np.uint8)
         _part(feed, b"array", kind, dtype, shape, data.data)
