@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,48 +103,88 @@ def _messages(log: Log, process: int) -> Iterator[Entry]:
 
 
 def _grants(logs: Sequence[Log], process: int, end: float) -> Iterator[Entry]:
-    """Each generation of a slot: from its claim to the last release that it got, or an object's until nobody held it."""
-    last: dict[tuple[int, ...], float] = {}
-    for log in logs:
-        for event in log.events:
-            if event.action == "release":
-                key = event.args[1:3]
-                last[key] = max(last.get(key, 0.0), _end(event))
-    written = [event for log in logs if log.row == WRITER for event in log.events]
-    for event in (event for event in written if event.action == "claim" and event.args[3]):
-        kind, slot, generation = event.args[0], event.args[3] - 1, event.args[4]
-        if kind == KIND_MESSAGE:
-            until = last.get((slot, generation), end)
-            yield _span(f"generation {generation}", process, slot, event.before, until, nbytes=event.args[1])
-    freed = {event.args[:2]: event.before for event in written if event.action == "scan"}
-    for event in (event for event in written if event.action == "publish_object"):
-        slot, generation = event.args[:2]
-        until = freed.get((slot, generation), end)
-        yield _span(f"object, generation {generation}", process, slot, event.before, until)
+    """Each generation of a slot, one after the other: a message's from its claim, an object's from its publication.
+
+    It ends when nobody holds it any more, and not after the next one has begun: of a killed process the logs do not say
+    when it let go.
+    """
+    written = sorted(event for log in logs if log.row == WRITER for event in log.events)
+    released, freed = _last_releases(logs) | _aborts(written), _frees(written)
+    begun: dict[int, list[tuple[float, float, str, Entry]]] = defaultdict(list)
+    for event in written:
+        if event.action == "claim" and event.args[3] and event.args[0] == KIND_MESSAGE:
+            slot, generation = event.args[3] - 1, event.args[4]
+            until = released.get((slot, generation), end)
+            begun[slot].append((event.before, until, f"generation {generation}", {"nbytes": event.args[1]}))
+        elif event.action == "publish_object":
+            slot, generation = event.args[:2]
+            until = freed.get((slot, generation), end)
+            begun[slot].append((event.before, until, f"object, generation {generation}", {}))
+    for slot, spans in begun.items():
+        nexts = [start for start, *_ in spans[1:]] + [math.inf]
+        for (start, until, name, about), following in zip(spans, nexts, strict=True):
+            yield _span(name, process, slot, start, min(until, following), **about)
+
+
+Moments = dict[tuple[int, ...], float]  # of a slot's generation
+
+
+def _last_releases(logs: Sequence[Log]) -> Moments:
+    """When the last holder of a message's slot had let go."""
+    last: Moments = {}
+    for event in (event for log in logs for event in log.events if event.action == "release"):
+        key = event.args[1:3]
+        last[key] = max(last.get(key, 0.0), _end(event))
+    return last
+
+
+def _aborts(written: Sequence[Event]) -> Moments:
+    """When a message was given up, for each slot that had been claimed for it; a loan goes back to its holder."""
+    at: Moments = {}
+    claimed: dict[int, int] = {}
+    for event in written:
+        if event.action == "claim" and event.args[3]:
+            claimed[event.args[3] - 1] = event.args[4]
+        elif event.action in ("loan", "adopt"):
+            claimed.pop(event.args[0], None)
+        elif event.action == "abort":
+            slot, how_many = event.args[:2]
+            gone = [slot] if how_many == 1 else list(claimed)
+            at |= {(each, claimed.pop(each)): event.before for each in gone if each in claimed}
+        elif event.action == "send" and event.args[3]:
+            claimed.clear()
+    return at
+
+
+def _frees(written: Sequence[Event]) -> Moments:
+    """When nobody held an evicted object any more."""
+    return {event.args[:2]: event.before for event in written if event.action == "scan"}
 
 
 def _leases(logs: Sequence[Log], process: int, end: float) -> Iterator[Entry]:
-    """Each lease of a message's slot or of an object, until it is released, or the logs end."""
+    """Each lease of a message's slot or of an object, until it is released, or its dead reader reclaimed, or the logs end.
+
+    A row may have several of one generation, and nothing tells them apart: the latest is taken to end first, since a
+    viewer draws them inside one another.
+    """
+    reclaims: dict[int, list[float]] = defaultdict(list)
+    for event in (event for log in logs for event in log.events if event.action == "reclaim"):
+        reclaims[event.args[0]].append(event.before)
     for log in logs:
-        yield from _holds(log, process, end)
-        released = {event.args[1:3]: event for event in log.events if event.action == "release"}
-        for event in log.events:
-            if event.action == "lease" and event.args[3]:
-                row, slot, generation = event.args[:3]
-                release = released.get((slot, generation))
-                until = end if release is None else _end(release)
-                yield _span(f"reader {row}, generation {generation}", process, row * log.n_slots + slot, event.before, until)
+        held: dict[tuple[int, ...], list[tuple[float, str]]] = defaultdict(list)
+        for event in sorted(log.events):
+            key = event.args[:3]
+            if event.action in ("lease", "get") and event.args[3]:
+                held[key].append((event.before, "object" if event.action == "get" else "generation"))
+            elif event.action in ("release", "release_hold") and held[key]:
+                yield _lease(log, process, key, *held[key].pop(), event.before)
+        for key, left in held.items():
+            for start, what in left:
+                until = min((at for at in reclaims[key[0]] if at > start), default=end)
+                yield _lease(log, process, key, start, what, until)
 
 
-def _holds(log: Log, process: int, end: float) -> Iterator[Entry]:
-    """The leases of objects: a row may have several of one generation, of which the oldest is taken to end first."""
-    released: dict[tuple[int, ...], list[float]] = {}
-    for event in log.events:
-        if event.action == "release_hold":
-            released.setdefault(event.args[:3], []).append(_end(event))
-    for event in log.events:
-        if event.action == "get" and event.args[3]:
-            row, slot, generation = event.args[:3]
-            ends = released.get((row, slot, generation))
-            until = ends.pop(0) if ends else end
-            yield _span(f"reader {row}, object {generation}", process, row * log.n_slots + slot, event.before, until)
+def _lease(log: Log, process: int, key: tuple[int, ...], start: float, what: str, until: float) -> Entry:
+    row, slot, generation = key
+    who = "writer" if row == log.n_readers else f"reader {row}"
+    return _span(f"{who}, {what} {generation}", process, row * log.n_slots + slot, start, until)

@@ -7,11 +7,12 @@ import math
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner
@@ -20,6 +21,7 @@ from arena.protocol.objects import ObjectReader, ObjectWriter
 from arena.shm.trace import WRITER
 from arena.shm.tracelog import Event, Log, read_runs
 from arena.tools.commands import arena
+from arena.tools.trace import SLOTS, timeline
 from spec.__main__ import main
 from spec.trace import validate
 from spec.trace_messages import MessageReplay, positions_with_slots
@@ -241,3 +243,61 @@ def test_the_timeline_has_slots_leases_messages_and_deaths(directory: Path, tmp_
     assert taken <= sent
     assert any(entry["ph"] == "i" and "reclaimed" in entry["name"] for entry in entries)
     assert {entry["pid"] for entry in entries} == set(named)
+    assert_nested(entries)
+
+
+def assert_nested(entries: list[Any]) -> None:
+    """A viewer draws what happens in one row as a stack: of two spans that overlap one must lie inside the other."""
+    rows: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for entry in entries:
+        if entry["ph"] == "X":
+            rows[entry["pid"], entry["tid"]].append((entry["ts"], -entry["dur"]))
+    for row, spans in rows.items():
+        ends: list[float] = []
+        for start, minus_length in sorted(spans):
+            while ends and ends[-1] <= start:
+                ends.pop()
+            assert not ends or start - minus_length <= ends[-1], f"row {row} at {start}"
+            ends.append(start - minus_length)
+
+
+def drawn(*logs: Log) -> dict[str, list[tuple[float, float]]]:
+    """When each span of the slots' and the leases' rows begins and ends, by name."""
+    entries = timeline({"segment": list(logs)})
+    assert_nested(entries)
+    spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for entry in entries:
+        if entry["ph"] == "X" and entry["pid"] >= SLOTS:
+            spans[entry["name"]].append((entry["ts"], entry["ts"] + entry["dur"]))
+    return {name: sorted(each) for name, each in spans.items()}
+
+
+def log_of(row: int, *events: tuple[str, tuple[int, ...]], at: Sequence[int]) -> Log:
+    """A log of events that take from ten times their moment to five more."""
+    made = [Event(10 * when, 10 * when + 5, action, 1, args) for (action, args), when in zip(events, at, strict=True)]
+    return Log(Path(), row, 1, 1, 2, 4, "segment", 0, made)
+
+
+CLAIM_5, CLAIM_6 = ("claim", (1, 4096, 0, 1, 5)), ("claim", (1, 4096, 0, 1, 6))  # of slot 0
+
+
+def test_a_slot_of_an_aborted_message_is_drawn_free() -> None:
+    writer = log_of(
+        WRITER, CLAIM_5, ("abort", (0, 1, 0, 0, 0)), CLAIM_6, ("send", (0, 0, 0, 1, 0)), ("admit", (1, 1, 1, 0, 0)),
+        at=(1, 2, 4, 5, 9),
+    )  # fmt: skip
+    assert drawn(writer) == {"generation 5": [(10, 20)], "generation 6": [(40, 95)]}
+
+
+def test_a_dead_readers_lease_ends_when_it_is_reclaimed() -> None:
+    """And the slot's generation with the next one: nobody has logged its release."""
+    reader = log_of(0, ("lease", (0, 0, 5, 1, 0)), at=(3,))
+    writer = log_of(WRITER, CLAIM_5, ("send", (0, 0, 0, 1, 0)), ("reclaim", (0, 0, 0, 0, 0)), CLAIM_6, at=(1, 2, 4, 6))
+    assert drawn(writer, reader) == {
+        "generation 5": [(10, 60)], "generation 6": [(60, 65)], "reader 0, generation 5": [(30, 40)],
+    }  # fmt: skip
+
+
+def test_leases_of_one_object_are_drawn_inside_one_another() -> None:
+    get, release = ("get", (2, 0, 4, 1, 0)), ("release_hold", (2, 0, 4, 0, 0))
+    assert drawn(log_of(WRITER, get, get, release, release, at=(1, 2, 3, 4))) == {"writer, object 4": [(10, 40), (20, 30)]}
