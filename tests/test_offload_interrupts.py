@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cut_support import interrupted_at
 from offload_support import region
 
 from arena.shm import meeting, membership
+from arena.shm.backing import Backing, MemfdBacking, ShmBacking
+from arena.shm.entry import Entry
 from arena.shm.native import lib
 
 
@@ -90,3 +95,25 @@ def test_a_second_interrupt_at_the_barrier_leaves_nothing(engine_id: str) -> Non
     assert held_here() == before
     with region(engine_id, 0):
         pass
+
+
+def open_and_close(backing: Backing) -> None:
+    backing.close(backing.create(4096, huge_pages=False))
+
+
+OPENINGS: dict[str, Callable[[Path], None]] = {
+    "an entry": lambda directory: Entry.open(directory / "entry", create=True).close(),
+    "memory": lambda directory: open_and_close(MemfdBacking("memory")),
+    "named memory": lambda directory: open_and_close(ShmBacking(directory / "memory")),
+}
+
+
+@pytest.mark.parametrize("what", OPENINGS)
+def test_a_descriptor_is_never_nobodys(tmp_path: Path, what: str) -> None:
+    """Not even between the opening and the moment when somebody has it, nor while it is closed."""
+    before, place = held_here(), 0
+    while interrupted_at(place, lambda: OPENINGS[what](tmp_path)):
+        assert held_here() == before, f"place {place}"
+        (tmp_path / "memory").unlink(missing_ok=True)
+        place += 1
+    assert place > 20

@@ -21,7 +21,7 @@ from typing import Protocol
 from arena.errors import AttachError, CapacityError
 from arena.shm import capacity, process
 from arena.shm.capacity import HUGE_PAGE
-from arena.shm.descriptors import close_kept, no_fork, open_kept
+from arena.shm.descriptors import close_kept, no_fork, open_owned
 from arena.shm.directory import ENTRY_PREFIX, MEMORY_PREFIX
 from arena.shm.entry import BACKINGS, Entry, Record
 from arena.shm.layout import align
@@ -73,7 +73,7 @@ class MemfdBacking:
                 f"{process.pid_namespace()}), where /proc/<pid>/fd leads elsewhere: they all need backing='shm'"
             )
         try:
-            fd = open_kept(lambda: os.open(_path_of(member), os.O_RDWR | os.O_CLOEXEC))
+            fd = open_owned(os.open, _path_of(member), os.O_RDWR | os.O_CLOEXEC)
         except (FileNotFoundError, ProcessLookupError):
             return None
         except PermissionError as error:
@@ -113,7 +113,7 @@ class MemfdBacking:
 
     def _create_sealed(self, nbytes: int, flags: int) -> int:
         try:
-            fd = open_kept(lambda: os.memfd_create(self._name, flags))
+            fd = open_owned(os.memfd_create, self._name, flags)
             try:
                 _set_size(fd, nbytes)
                 # No peer can shrink it under our feet.
@@ -148,7 +148,7 @@ class ShmBacking:
         """
         try:
             os.lstat(self._path)  # says that it is not there even where no descriptor is left to open it
-            fd = open_kept(lambda: os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+            fd = open_owned(os.open, self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             return {}
         try:
@@ -175,7 +175,7 @@ class ShmBacking:
 
     def open(self, member: Record) -> int | None:
         try:
-            fd = open_kept(lambda: os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+            fd = open_owned(os.open, self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
         try:
@@ -187,7 +187,7 @@ class ShmBacking:
 
     def create(self, nbytes: int, *, huge_pages: bool) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = open_kept(lambda: os.open(self._path, flags, 0o600))
+        fd = open_owned(os.open, self._path, flags, 0o600)
         try:
             lock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, self._path)
             _set_size(fd, nbytes)

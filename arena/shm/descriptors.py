@@ -13,9 +13,22 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+from itertools import starmap
+from typing import Any
 
 _lock = threading.RLock()
 _kept: dict[int, tuple[int, int]] = {}  # the device and inode of each
+
+
+class Owned(int):
+    """A descriptor that is closed when nobody has it any more, if nobody has closed it before (`open_owned`)."""
+
+    identity: tuple[int, int] | None = None
+
+    def __del__(self) -> None:
+        with _lock:
+            if self.identity is not None and _kept.get(self) is self.identity:  # or its number is another one's by now
+                close_kept(self)
 
 
 def open_kept(open_file: Callable[[], int]) -> int:
@@ -31,6 +44,28 @@ def open_kept(open_file: Callable[[], int]) -> int:
         return fd
 
 
+def open_owned(open_file: Callable[..., int], *args: Any) -> Owned:
+    """The same, for a descriptor that no exception loses, not even a signal handler's before anybody has it.
+
+    Args:
+        open_file: a function of the operating system's, such as ``os.open``: a handler can raise in one of Python's,
+            between the opening and the return.
+        args: its arguments.
+    """
+    with _lock:
+        opened: list[Owned] = []
+        try:
+            opened.extend(map(Owned, starmap(open_file, (args,))))  # one step, as handlers see it
+            status = os.fstat(opened[0])
+            opened[0].identity = _kept[int(opened[0])] = status.st_dev, status.st_ino
+        except BaseException:
+            for fd in opened:
+                _kept.pop(fd, None)
+                os.close(fd)
+            raise
+        return opened.pop()
+
+
 @contextlib.contextmanager
 def no_fork() -> Iterator[None]:
     """Around descriptors that are open for a moment: no child is forked meanwhile."""
@@ -42,7 +77,8 @@ def close_kept(fd: int) -> None:
     """Closes a descriptor from `open_kept`; nothing in a forked child, which has it no more, or if it is another file."""
     with _lock:
         if fd in _kept:
-            _close_if(fd, _kept.pop(fd))
+            _close_if(fd, _kept[fd])
+            _kept.pop(fd)  # only now: where a handler raises, it is still an `Owned` one's to close
 
 
 def _close_if(fd: int, identity: tuple[int, int]) -> None:

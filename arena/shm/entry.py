@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from arena.errors import ArenaError, AttachError, CapacityError
-from arena.shm.descriptors import close_kept, open_kept
+from arena.shm.descriptors import close_kept, open_owned
 from arena.shm.names import is_at
 from arena.shm.shortage import SHORTAGES, lock, refusal
 
@@ -168,18 +168,25 @@ class Entry:
         """
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
         try:
-            fd = open_kept(lambda: os.open(path, flags, 0o600))
+            fd = open_owned(os.open, path, flags, 0o600)
         except FileNotFoundError:
             raise
         except OSError as error:
             if error.errno in SHORTAGES:
                 raise refusal(f"the entry {path}", error) from error
             raise AttachError(f"{path} cannot be opened as this user: {error.strerror}") from error
-        status = os.fstat(fd)
+        entry = Entry(path, fd)
+        try:
+            entry._check()
+        except BaseException:
+            entry.close()
+            raise
+        return entry
+
+    def _check(self) -> None:
+        status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            close_kept(fd)
-            raise AttachError(f"{path} is not a regular file of user {os.geteuid()}: somebody else made it; remove it")
-        return Entry(path, fd)
+            raise AttachError(f"{self.path} is not a regular file of user {os.geteuid()}: somebody else made it; remove it")
 
     def lock(self, timeout_s: float | None = None) -> None:
         """Takes the lock.  Sections are short, and a dead holder's lock is dropped by the kernel.
