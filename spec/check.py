@@ -18,6 +18,7 @@ from rich.table import Table
 from spec import export, models, parallel, story
 from spec.checker import Progress as ProgressFunction
 from spec.checker import Result, check
+from spec.model import Model
 
 
 def configure(module: Any, variant: str | None, settings: dict[str, Any]) -> Any:
@@ -54,10 +55,10 @@ def _parsed(name: str, text: str | int, like: Any) -> Any:
             raise click.BadParameter(f"{name} is yes or no, not {text!r}")
         return str(text).lower() in ("true", "yes", "1")
     if isinstance(like, int):
-        try:
-            return int(text)
-        except ValueError:
-            raise click.BadParameter(f"{name} is a number, not {text!r}") from None
+        least = min(1, like)
+        if not str(text).lstrip("-").isdecimal() or int(text) < least:
+            raise click.BadParameter(f"{name} is a number, {least} or more, not {text!r}")
+        return int(text)
     if like is None or isinstance(like, str):
         return str(text)
     raise click.BadParameter(f"{name} cannot be set here; choose a --variant")
@@ -123,6 +124,11 @@ def _plain(value: Any) -> Any:
     return getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
 
 
+def undecided(result: Result) -> bool:
+    """Stopped at a limit before anything was found."""
+    return not result.complete and result.violation is None
+
+
 def report(result: Result, name: str, console: Console) -> None:
     """Print what a search found."""
     table = Table(show_header=False, title=name, title_justify="left")
@@ -137,7 +143,7 @@ def report(result: Result, name: str, console: Console) -> None:
     if result.complete:
         table.add_row("dead actions", ", ".join(result.dead_actions) or "none")
         table.add_row("never seen", ", ".join(result.never_seen) or "none")
-    table.add_row("verdict", "holds" if result.ok else "FAILS")
+    table.add_row("verdict", "holds" if result.ok else "undecided: stopped at the limit" if undecided(result) else "FAILS")
     console.print(table)
     if result.violation is not None:
         story.tell(result.violation, console)
@@ -153,8 +159,8 @@ def report(result: Result, name: str, console: Console) -> None:
 @click.option("--symmetry", is_flag=True, help="Count states that differ only in numbering as one.")
 @click.option("--drain/--no-drain", default=True, help="Also check that every state can drain.")
 @click.option("--processes", type=click.IntRange(1), default=1, help="Share the search among so many processes.")
-@click.option("--limit", type=int, help="Stop beyond this many states.")
-@click.option("--json", "json_out", is_flag=True, help="Print the result as JSON.")
+@click.option("--limit", type=click.IntRange(1), help="Stop beyond this many states.")
+@click.option("--json", "json_out", is_flag=True, help="Print the result, or the variants, as JSON.")
 @click.option("--dot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the state graph (.dot, .svg, ...).")
 @click.option("--itf", type=click.Path(path_type=Path, dir_okay=False), help="Write the counterexample as ITF JSON.")
 def command(
@@ -172,18 +178,23 @@ def command(
     dot: Path | None,
     itf: Path | None,
 ) -> None:
-    """Search every reachable state of MODEL. The exit code is 1 if something does not hold."""
+    """Search every reachable state of MODEL.
+
+    The exit code is 1 if something does not hold, and 3 if the search was stopped at the limit before that is known.
+    """
     if name not in models.available():
         raise click.BadParameter(f"{name!r} is none of {', '.join(models.available())}", param_hint="MODEL")
     module = models.load(name)
     console = Console()
     if list_variants:
-        show_variants(module, console)
+        show_variants(module, console, json_out)
         return
     chosen = settings_of(slots, readers, settings)
     model = module.model(configure(module, variant, chosen))
     if symmetry and model.canonical is None:
         raise click.UsageError(f"the model {name} declares no symmetry")
+    if dot is not None:  # before a search that may take long
+        draw(model, dot, symmetry=symmetry)
     title = name if variant is None else f"{name}, variant {variant}"
     with progress_bar(Console(stderr=True), title) as progress:
         if processes == 1:
@@ -196,16 +207,37 @@ def command(
         click.echo(json.dumps(as_json(result, name), indent=1))
     else:
         report(result, title, console)
-    if itf is not None and result.violation is not None:
-        itf.write_text(json.dumps(export.itf(result.violation.run, name), indent=1))
-    if dot is not None:
-        export.write_graph(export.graph(model, symmetry=symmetry), dot)
+    if itf is not None:
+        write_trace(result, itf, name)
     if not result.ok:
-        raise SystemExit(1)
+        raise SystemExit(3 if undecided(result) else 1)
 
 
-def show_variants(module: Any, console: Console) -> None:
+def draw(model: Model, target: Path, *, symmetry: bool) -> None:
+    """Write the state graph, or say why it cannot be."""
+    try:
+        export.write_graph(export.graph(model, symmetry=symmetry), target)
+    except ValueError as why:
+        raise click.UsageError(f"--dot {target}: {why}") from None
+
+
+def write_trace(result: Result, target: Path, name: str) -> None:
+    """Write the counterexample, or say that there is none."""
+    if result.violation is None:
+        click.echo(f"{target} is not written: there is no counterexample", err=True)
+    else:
+        target.write_text(json.dumps(export.itf(result.violation.run, name), indent=1))
+
+
+def show_variants(module: Any, console: Console, json_out: bool) -> None:
     """Print every variant with what it breaks and how soon."""
+    if json_out:
+        told = [
+            {"variant": name, "summary": each.summary, "breaks": each.breaks, "steps": each.steps}
+            for name, each in module.VARIANTS.items()
+        ]
+        click.echo(json.dumps(told, indent=1))
+        return
     table = Table("variant", "what is changed", "breaks", "steps")
     for name, each in module.VARIANTS.items():
         table.add_row(name, each.summary, each.breaks or "nothing", "" if each.steps is None else str(each.steps))

@@ -121,10 +121,10 @@ def check(
     return search.result
 
 
-def reachable(model: Model, *, symmetry: bool = False) -> list[State]:
-    """All reachable states, in the order of their discovery, whether or not they violate anything."""
+def reachable(model: Model, *, symmetry: bool = False, limit: int | None = None) -> list[State]:
+    """All reachable states, in the order of their discovery, whether or not they violate anything; or more than `limit`."""
     bare = Model(model.name, model.config, model.initial, model.actions, model.domains, canonical=model.canonical)
-    search = _Search(bare, symmetry, False, None, None)
+    search = _Search(bare, symmetry, False, limit, None)
     search.run()
     return search.graph.states
 

@@ -40,9 +40,9 @@ def _itf_value(value: Any) -> Any:
 
 def graph(model: Model, *, symmetry: bool = False) -> graphviz.Digraph:
     """The whole state graph of a small model; an edge is labelled with its step, a node tells how it differs."""
-    states = reachable(model, symmetry=symmetry)
+    states = reachable(model, symmetry=symmetry, limit=GRAPH_STATES_MAX)
     if len(states) > GRAPH_STATES_MAX:
-        raise ValueError(f"{len(states)} states are too many for a picture; the most is {GRAPH_STATES_MAX}")
+        raise ValueError(f"more than {GRAPH_STATES_MAX} states are too many for a picture")
     same = model.canonical if symmetry and model.canonical else lambda state: state
     numbers = {state: number for number, state in enumerate(states)}
     picture = graphviz.Digraph(model.name, node_attr={"shape": "box", "fontsize": "9"}, edge_attr={"fontsize": "9"})
@@ -57,8 +57,16 @@ def graph(model: Model, *, symmetry: bool = False) -> graphviz.Digraph:
 
 
 def write_graph(picture: graphviz.Digraph, target: Path) -> None:
-    """Write the picture: `.dot` as text, any other suffix drawn by Graphviz's own `dot` program."""
+    """Write the picture: `.dot` as text, any other suffix drawn by Graphviz's own `dot` program.
+
+    Raises:
+        ValueError: the suffix is no format of Graphviz, or the program is not there.
+    """
     if target.suffix in (".dot", ".gv"):
         target.write_text(picture.source)
-    else:
-        target.write_bytes(picture.pipe(format=target.suffix.lstrip(".")))
+        return
+    try:
+        drawn = picture.pipe(format=target.suffix.lstrip("."))
+    except graphviz.ExecutableNotFound:
+        raise ValueError("drawing takes Graphviz's program `dot` on the PATH; a .dot file needs none") from None
+    target.write_bytes(drawn)

@@ -89,7 +89,10 @@ def command(name: str | None, out: Path | None, update: Path | None) -> None:
         click.echo(draw(name))
     else:
         module, config, view = views()[name]
-        write_graph(digraph(*seen(module.model(config), view)), out)
+        try:
+            write_graph(digraph(*seen(module.model(config), view)), out)
+        except ValueError as why:
+            raise click.UsageError(f"--out {out}: {why}") from None
 
 
 MARK = "<!-- python -m spec picture "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -271,11 +273,65 @@ def test_the_command_checks_a_model_and_fails_on_a_violation() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["no_such_model"], ["--variant", "none such"], ["--set", "slots"], ["--set", "slots=x"], ["--set", "nothing=1"]],
+    [
+        ["no_such_model"],
+        ["--variant", "none such"],
+        ["--set", "slots"],
+        ["--set", "slots=x"],
+        ["--set", "nothing=1"],
+        ["--slots", "0"],
+        ["--readers", "-1"],
+        ["--set", "queue=0"],
+        ["--limit", "0"],
+        ["--slots", "1", "--readers", "1", "--dot", "a.nonsense"],
+        ["ring", "--dot", "too_many_states.dot"],
+    ],
 )
-def test_the_command_refuses_what_it_does_not_know(arguments: list[str]) -> None:
+def test_the_command_refuses_what_it_does_not_know(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     run = CliRunner().invoke(main, ["check", *arguments])
-    assert run.exit_code == 2
+    assert run.exit_code == 2, run.output
+    assert "Error" in run.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_that_a_limit_ends_says_neither_yes_nor_no() -> None:
+    run = CliRunner().invoke(main, ["check", "--limit", "10"])
+    assert run.exit_code == 3
+    assert "undecided" in run.output
+    assert "FAILS" not in run.output
+
+
+def test_the_variants_as_data() -> None:
+    run = CliRunner().invoke(main, ["check", "--variants", "--json"])
+    told = {each["variant"]: (each["breaks"], each["steps"]) for each in json.loads(run.stdout)}
+    assert (told["abort-forgets"], told["leave"]) == (("S4", 4), (None, None))
+
+
+def test_a_trace_that_is_not_written_is_spoken_of(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    run = CliRunner().invoke(main, ["check", "--slots", "1", "--readers", "1", "--itf", str(trace)])
+    assert run.exit_code == 0
+    assert "no counterexample" in run.stderr
+    run = CliRunner().invoke(main, ["check", "--variant", "abort-forgets", "--itf", str(trace)])
+    assert run.exit_code == 1
+    assert len(json.loads(trace.read_text())["states"]) == 5
+
+
+def test_the_graph_is_written_as_text_and_drawn_where_graphviz_is(tmp_path: Path) -> None:
+    arguments = ["check", "--slots", "1", "--readers", "1", "--dot"]
+    run = CliRunner().invoke(main, [*arguments, str(tmp_path / "a.dot")])
+    assert run.exit_code == 0, run.output
+    assert (tmp_path / "a.dot").read_text().count("->") == 107
+    run = CliRunner().invoke(main, [*arguments, str(tmp_path / "a.svg")])
+    if shutil.which("dot"):
+        assert run.exit_code == 0, run.output
+        assert "<svg" in (tmp_path / "a.svg").read_text()
+    else:
+        assert run.exit_code == 2
+        assert "a .dot file needs none" in run.output
 
 
 def test_help_lists_the_commands_without_importing_them() -> None:

@@ -49,3 +49,4 @@ def test_a_view_is_drawn_in_both_formats(tmp_path: Path) -> None:
     assert '"free again" -> claimed' in (tmp_path / "slot.dot").read_text()
     assert "|claim|" in CliRunner().invoke(main, ["picture", "message_slots/slot"]).output
     assert CliRunner().invoke(main, ["picture", "no/such"]).exit_code == 2
+    assert CliRunner().invoke(main, ["picture", "message_slots/slot", "--out", str(tmp_path / "slot.no")]).exit_code == 2
