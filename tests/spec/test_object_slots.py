@@ -21,6 +21,7 @@ COUNTS = {
     (2, 1, 1): (6_464, 28_928),
     (2, 1, 2): (13_856, 69_200),
 }
+TWO_OF_EACH = (512_700, 4_080_126)
 QUARANTINE_COUNTS = {(1, 1, 1): (480, 1_477), (1, 1, 2): (688, 2_351)}
 DEEP_QUARANTINE_COUNTS = {(1, 2, 1): (22_544, 122_126), (2, 1, 1): (51_696, 285_136)}
 FUNCTIONS = {
@@ -59,7 +60,7 @@ def test_with_quarantine(size: tuple[int, int, int]) -> None:
 @pytest.mark.deep
 @pytest.mark.timeout(1800)
 def test_two_slots_two_readers() -> None:
-    assert holds(model(Config(2, 2, 1))) == (512_700, 4_080_126)
+    assert holds(model(Config(2, 2, 1))) == TWO_OF_EACH
 
 
 @pytest.mark.deep

@@ -1,4 +1,4 @@
-"""`spec/README.md` lists every fault of every model, with what it breaks and how soon."""
+"""`spec/README.md` lists every fault of every model, with what it breaks and how soon, and the numbers that tests pin."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import test_membership
+import test_message_slots
+import test_object_slots
+import test_rendezvous
+import test_ring
 
 import spec
 
@@ -20,3 +25,46 @@ def test_the_faults_are_listed(name: str) -> None:
             assert f"| `{key}`: {each.summary} | {each.breaks} | {each.steps} |" in TEXT
         else:
             assert f"`{key}`" in TEXT or "right" in each.summary
+
+
+PINNED = {
+    "message_slots": [*test_message_slots.COUNTS.values(), *test_message_slots.LARGE_COUNTS.values()],
+    "object_slots": [*test_object_slots.COUNTS.values(), test_object_slots.TWO_OF_EACH],
+    "ring": [
+        numbers
+        for instances in (test_ring.INSTANCES, test_ring.TWO_READERS, test_ring.DEEP_INSTANCES)
+        for _, *numbers in instances.values()
+    ],
+    "membership": [
+        numbers
+        for instances in (test_membership.INSTANCES, test_membership.DEEP_INSTANCES)
+        for _, *numbers in instances.values()
+    ],
+    "rendezvous": [
+        numbers
+        for counts in (test_rendezvous.COUNTS, test_rendezvous.DEEP_COUNTS)
+        for (_, leftover), numbers in counts.items()
+        if leftover == "none"
+    ],
+}
+IN_SENTENCES = {
+    "leave": test_message_slots.LEAVE_COUNTS.values(),
+    "options": [states for pairs in test_message_slots.HARMLESS.values() for states, _ in pairs[1:]][:4],
+    "quarantine": [
+        states
+        for counts in (test_object_slots.QUARANTINE_COUNTS, test_object_slots.DEEP_QUARANTINE_COUNTS)
+        for states, _ in counts.values()
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_the_tables_have_the_pinned_numbers_of_states_and_transitions(name: str) -> None:
+    for states, transitions in PINNED[name]:
+        assert f" {states:,} | {transitions:,} |" in TEXT
+
+
+@pytest.mark.parametrize("name", IN_SENTENCES)
+def test_the_sentences_have_the_pinned_numbers_of_states(name: str) -> None:
+    for states in IN_SENTENCES[name]:
+        assert f" {states:,}" in TEXT
