@@ -33,14 +33,6 @@ def files_of(pids: Iterable[int]) -> list[str]:
     return sorted(str(path) for path in found if path.name.split("-")[1] in names)
 
 
-def rss_bytes(pid: int | str = "self") -> int:
-    """Resident memory of a process, 0 if it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-    except (OSError, IndexError):
-        return 0
-
-
 def private_bytes(pid: int | str = "self") -> int:
     """Memory that the process alone has; 0 if it has ended."""
     try:

@@ -162,7 +162,6 @@ class Candidate:
     def __init__(self, events: list[Event], order: Mapping[str, Sequence[int]], results: Sequence[Any]) -> None:
         self.events = events
         self.results = tuple(results)
-        self._order = order
         count = len(events)
         self._sb = [0] * count
         for a, first in enumerate(events):

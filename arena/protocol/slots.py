@@ -76,6 +76,7 @@ class SlotWriter:
         self.on_reclaim: list[Callable[[int], None]] = []  # called with a dead reader's row before it is zeroed
         self.on_collect: list[Callable[[], object]] = []  # they free what else nobody holds any more
         self._mapping = segment.mapping
+        self._alive = segment.mapping.alive
         self._address = address_of(segment.mapping)
         self._fd = segment.fd if segment.writable_file else -1
         self._data_offset = of.control_bytes
@@ -97,6 +98,11 @@ class SlotWriter:
         self._quarantine_s = quarantine_s
         self._fences: dict[int, float] = {}  # slot -> when its quarantine ends
         trace.observe(self, segment)
+
+    @property
+    def is_mapped(self) -> bool:
+        """False in a forked child: the memory is not there, locks may be taken for good, descriptors another file's."""
+        return bool(self._alive[0])
 
     # ---- the life of a slot -----------------------------------------------------------------------------------
 
@@ -255,10 +261,6 @@ class SlotWriter:
     def grant(self, slot: int) -> Grant:
         """What a message says about a slot of it."""
         return Grant(slot, self.generations[slot])
-
-    def pointer(self, slot: int) -> Any:
-        """The first byte of a slot's extent, as a C pointer."""
-        return self._mapping.data + self.offsets[slot]
 
     def recover(self, position: int, now: int) -> None:
         """Settles a message that a signal handler's exception cut short, wherever it did.

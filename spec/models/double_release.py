@@ -12,7 +12,6 @@ from spec.model import Model, Variant, action, invariant
 
 FLAG, STORE, FORWARD = "flag", "store", "forward"
 NONE, OLD, CURRENT = "-", "old", "current"  # which generation of the slot something means
-LATE_MAX = 1  # second stores that are under way at the same time
 
 
 @dataclass(frozen=True)
