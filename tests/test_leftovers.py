@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 import zmq
 from click.testing import CliRunner
-from support import WATCHDOG_S, wait_until
+from support import WATCHDOG_S, queue_of, wait_until
 
 from arena import ArenaConfig, MessageQueue
 from arena.errors import CapacityError
+from arena.message import outofband
 from arena.shm import capacity, directory, layout, leftovers, names
 from arena.tools import gc
 
@@ -214,17 +215,27 @@ def test_without_locks_nothing_is_proven_and_nothing_removed(tmp_path: Path, no_
 def test_a_socket_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """Neither a directory nor a descriptor, in the writer and in the reader."""
 
-    def refuse() -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    def refuse_context() -> None:
         raise zmq.ZMQError(code)
 
-    with MessageQueue(1, 1, arena=None) as writer:
-        monkeypatch.setattr(zmq, "Context", refuse)
-        typed = CapacityError if code == errno.EMFILE else zmq.ZMQError
-        with pytest.raises(typed):
-            MessageQueue(1, 1, arena=None)
-        with pytest.raises(typed):
-            MessageQueue.create_from_handle(writer.export_handle(), 0)
-        monkeypatch.undo()
+    is_short = code == errno.EMFILE
+    with queue_of(1, arena=None, max_chunk_bytes=1024) as (writer, [reader]):
+        with monkeypatch.context() as patch:
+            patch.setattr(outofband, "_listen", refuse)
+            with pytest.raises(CapacityError if is_short else OSError):
+                MessageQueue(1, 1, arena=None)
+        with monkeypatch.context() as patch:
+            patch.setattr(zmq, "Context", refuse_context)
+            typed = CapacityError if is_short else zmq.ZMQError
+            with pytest.raises(typed):
+                writer.enqueue(bytes(5000), timeout=WATCHDOG_S)
+            with pytest.raises(typed):
+                MessageQueue.create_from_handle(writer.export_handle(), 0)
+        writer.enqueue(bytes(5001), timeout=WATCHDOG_S)
+        assert reader.dequeue(WATCHDOG_S) == bytes(5001)
 
 
 # ---- a sweep while something is made

@@ -7,15 +7,15 @@ import resource
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from cache_support import CacheProcess
-from support import SMALL, Reader, dequeue, shutdown, wait_until
+from support import SMALL, Reader, dequeue, readers_of, shutdown, wait_until
 
-from arena import MessageQueue, ObjectCache
+from arena import Handle, MessageQueue, ObjectCache
 from arena.errors import CapacityError
 from arena.shm import process
 from arena.shm.layout import MemberWord, State
@@ -36,23 +36,12 @@ def no_descriptor() -> Iterator[int]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def sockets() -> set[str]:
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # it was closed meanwhile
-            found.add(os.readlink(f"/proc/self/fd/{name}"))
-    return {link for link in found if link.startswith("socket:")}
-
-
 @contextmanager
 def joiner(writer: MessageQueue, rank: int) -> Iterator[Reader]:
-    """A reader that waits to join: libzmq has taken its connection in, for which it had a descriptor."""
-    before = sockets()
+    """A reader that waits to join."""
     reader = Reader(writer.export_handle(), rank)
     try:
         reader.run(here)
-        before.add(os.readlink(f"/proc/self/fd/{reader._pipe.fileno()}"))
-        wait_until(lambda: bool(sockets() - before), "the connection is accepted")
         yield reader
     finally:
         reader.end()
@@ -113,6 +102,56 @@ def test_the_others_are_served_and_the_joiner_is_admitted_when_it_can_be_watched
         writer.enqueue("both")
         assert serves.run(dequeue) == waits.run(dequeue) == "both"
         assert writer.statistics().deaths_total == 1
+
+
+def make_writer(side: Any) -> Handle:
+    """In a process of its own: libzmq would end it."""
+    writer = side.kept["writer"] = MessageQueue(1, 1, arena=None, max_chunk_bytes=1024)
+    handle: Handle = writer.export_handle()
+    return handle
+
+
+def use_up(side: Any) -> None:
+    side.kept["nothing left"] = no_descriptor()
+    side.kept["nothing left"].__enter__()
+
+
+def give_back(side: Any) -> None:
+    side.kept["nothing left"].__exit__(None, None, None)
+
+
+def why_not_ready(side: Any) -> str:
+    with pytest.raises(TimeoutError) as caught:
+        side.kept["writer"].wait_until_ready(0.5)
+    return str(caught.value)
+
+
+def send_from(side: Any, *messages: object) -> None:
+    for message in messages:
+        side.kept["writer"].enqueue(message, timeout=60)
+
+
+def why_not_sent(side: Any, message: object) -> str:
+    with pytest.raises(CapacityError) as caught:
+        side.kept["writer"].enqueue(message, timeout=60)
+    return str(caught.value)
+
+
+def test_a_writer_that_has_no_descriptor_lives_when_a_reader_connects() -> None:
+    """libzmq ends a process that has none for a connection: it is not asked before there is a message for it."""
+    with MessageQueue(1, 1, arena=None) as outer, readers_of(outer, 1) as [process]:
+        handle = process.run(make_writer)
+        process.run(use_up)
+        with MessageQueue.create_from_handle(handle, 0) as reader:
+            assert "cannot be watched for its death: Too many open files" in process.run(why_not_ready)
+            process.run(give_back)
+            process.run(send_from, "by the ring")
+            process.run(use_up)
+            assert "takes 17 descriptors, and 0 are left" in process.run(why_not_sent, bytes(5000))
+            process.run(send_from, "nothing was sent")
+            process.run(give_back)
+            process.run(send_from, bytes(5001))
+            assert [reader.dequeue(60) for _ in range(3)] == ["by the ring", "nothing was sent", bytes(5001)]
 
 
 def test_an_enqueue_admits_it_too() -> None:

@@ -61,3 +61,14 @@ def test_a_process_that_leaves_and_joins_again_gets_every_message() -> None:
             writer.wait_until_ready(WATCHDOG_S)
             assert outofband.identity(0, reader._end.entry) != outofband.identity(0, before)
         reader.shutdown()
+
+
+def test_readers_that_have_ended_unheard_keep_nobody_out() -> None:
+    """More than may wait to be taken in, and nothing was ever sent to them."""
+    with MessageQueue(1, **BESIDE) as writer:
+        for _ in range(3 * outofband._ENDED):
+            MessageQueue.create_from_handle(writer.export_handle(), 0).shutdown()
+            writer.reap()
+        with MessageQueue.create_from_handle(writer.export_handle(), 0) as reader:
+            writer.enqueue(bytes(5000), timeout=WATCHDOG_S)
+            assert reader.dequeue(WATCHDOG_S) == bytes(5000)

@@ -5,6 +5,10 @@ The socket is ``ipc://`` in a 0700 directory.  Its file is unlinked as soon as i
 (``backing="shm"``) the name stays until all have joined.  A reader opens the file before it joins and connects through its
 own descriptor: ZMQ connects when it pleases, and the name may be gone by then.
 
+libzmq ends a process that has no descriptor for a connection that comes in.  So the file is that of a listening socket of
+our own, where connections wait until the first message is sent out of band: only then, with the descriptors tried out, is
+libzmq given the socket.  A queue that sends nothing so has no libzmq in its writer, whoever joins when.
+
 Frames: the reader's identity (added and taken off by ZMQ), the message number, the buffer table, the pickle, each
 inline buffer.
 """
@@ -13,16 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 
 import zmq
 from zmq.utils.garbage import gc as collector
 
 from arena.errors import AttachError, MessageLost
 from arena.shm import capacity, names
-from arena.shm.descriptors import close_kept
+from arena.shm.descriptors import close_kept, open_kept
 from arena.shm.layout import MemberWord
 from arena.shm.shortage import SHORTAGES, refusal, require_descriptors, require_threads, typed
 
@@ -35,6 +41,8 @@ _DESCRIPTORS = 11
 """Of a context with one socket (6), its listener or connection, its file, what is opened for a moment; and, for a reader in
 the writer's own process, the other end of the connection and its pidfd."""
 _COLLECTOR_DESCRIPTORS = 8
+_ENDED = 4
+"""So many readers may have ended before they were taken in; more wait for their turn, and are looked at less often."""
 _THREADS = 2  # of a context
 
 
@@ -47,11 +55,21 @@ def _as_capacity(error: zmq.ZMQError) -> Exception:
     return refusal(_WHAT, OSError(error.errno, str(error))) if error.errno in SHORTAGES else error
 
 
-def _context() -> zmq.Context[zmq.Socket[bytes]]:
+@contextlib.contextmanager
+def _typed() -> Iterator[None]:
+    """Around calls of libzmq, as ``typed``."""
     try:
-        return zmq.Context()
+        yield
     except zmq.ZMQError as error:
         raise _as_capacity(error) from error
+
+
+def _listen(path: str, backlog: int) -> int:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen(backlog)
+        listener.setblocking(False)
+        return listener.detach()
 
 
 class OutOfBandWriter:
@@ -63,29 +81,45 @@ class OutOfBandWriter:
         parent = capacity.SHM_DIRECTORY if named else tempfile.gettempdir()
         if len(parent) > _PATH_BYTES_MAX - 40:
             parent = "/tmp"
-        self._fd = self._directory_fd = -1
-        self._context = _context()
+        self._backlog = n_readers + _ENDED
+        self._directory_fd = self._listener = self._given = self._file = -1
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         try:
             with typed(f"a directory for sockets in {parent}"):
                 self._directory, self._directory_fd = names.new_directory(parent, lasting=named)
-            self._socket = self._context.socket(zmq.ROUTER)
-            self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown reader is an error, not a silent loss
-            self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a process that left may join again, by the same name
-            self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the queue instead, in bytes
-            self._socket.setsockopt(zmq.LINGER, LINGER_MS)
-            path = f"{self._directory}/{names.SOCKET}"
-            self._socket.bind(f"ipc://{path}")
-            self.endpoint = f"ipc://{path}"
+            self._path = f"{self._directory}/{names.SOCKET}"
+            with typed(_WHAT):
+                self._listener = open_kept(lambda: _listen(self._path, self._backlog))
+            self.endpoint = f"ipc://{self._path}"
             if not named:
-                self._fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-                self.endpoint = f"ipc:///proc/{os.getpid()}/fd/{self._fd}"
+                self._file = _open_socket(self._path)
+                self.endpoint = f"ipc:///proc/{os.getpid()}/fd/{self._file}"
                 self.remove_name()
-        except zmq.ZMQError as error:
-            self.close()
-            raise _as_capacity(error) from error
         except BaseException:
             self.close()
             raise
+
+    def _open(self) -> None:
+        """Gives libzmq the listening socket, before the first message; it takes in whoever is waiting.
+
+        Raises:
+            CapacityError: it would have no descriptors or threads; nothing is changed.
+        """
+        require_descriptors(_DESCRIPTORS + self._backlog + 1, _WHAT)
+        require_threads(_THREADS, _WHAT)
+        with _typed(), typed(_WHAT), ExitStack() as undo:
+            context = zmq.Context()
+            undo.callback(context.destroy, linger=0)
+            router = context.socket(zmq.ROUTER)
+            router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown reader is an error, not a silent loss
+            router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a process that left may join again, by the same name
+            router.setsockopt(zmq.SNDHWM, 0)  # bounded by the queue instead, in bytes
+            router.setsockopt(zmq.LINGER, LINGER_MS)
+            self._given = open_kept(lambda: os.dup(self._listener))
+            router.setsockopt(zmq.USE_FD, self._given)
+            router.bind(f"ipc://{self._path}")
+            self._socket, self._context = router, context
+            undo.pop_all()
 
     def send(self, number: int, frames: Sequence[bytes], reader: bytes, gone: Callable[[], bool]) -> bool:
         """Hands a message for one reader to ZMQ; False if it is ``gone`` before it has connected.
@@ -93,6 +127,8 @@ class OutOfBandWriter:
         Raises:
             CapacityError: pyzmq has no descriptors or threads for its first large message; nothing was sent.
         """
+        if self._context is None or self._context.closed:  # an exception may have come right behind
+            self._open()
         if not collector.is_alive() and max(map(len, frames)) >= zmq.COPY_THRESHOLD:  # it frees what is not copied
             require_descriptors(_COLLECTOR_DESCRIPTORS, _WHAT)
             require_threads(_THREADS + 1, _WHAT)
@@ -135,17 +171,16 @@ class OutOfBandWriter:
     def close(self) -> None:
         """Ends the socket, giving messages under way a second; idempotent."""
         self.remove_name()
-        if not self._context.closed:
+        if self._context is not None and not self._context.closed:
             self._context.destroy(linger=LINGER_MS)
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        for fd in (self._given, self._listener, self._file):  # what was given, libzmq has mostly closed
+            close_kept(fd)
 
 
 def _open_socket(path: str) -> int:
     """A descriptor that leads to the writer's socket, whatever becomes of its name."""
     try:
-        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+        return open_kept(lambda: os.open(path, os.O_PATH | os.O_CLOEXEC))
     except OSError as error:
         raise AttachError(
             f"the writer's socket {path} cannot be reached ({error.strerror}): the writer has ended or shut down, or, with "
@@ -160,13 +195,16 @@ class OutOfBandReader:
         require_descriptors(_DESCRIPTORS, _WHAT)
         require_threads(_THREADS, _WHAT)
         self._fd = -1
-        self._context = _context()
+        with _typed():
+            self._context = zmq.Context()
         try:
             self._fd = _open_socket(endpoint.removeprefix("ipc://"))
             self._socket = self._context.socket(zmq.DEALER)
             self._socket.setsockopt(zmq.IDENTITY, reader)
             self._socket.setsockopt(zmq.RCVHWM, 0)
             self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.setsockopt(zmq.HANDSHAKE_IVL, 0)  # the writer may never send anything so
+            self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)  # a full backlog, or none, is looked at ever more rarely
             self._socket.connect(f"ipc:///proc/self/fd/{self._fd}")
         except zmq.ZMQError as error:
             self.close()
@@ -204,6 +242,4 @@ class OutOfBandReader:
         """Ends the socket; idempotent."""
         if not self._context.closed:
             self._context.destroy(linger=0)
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        close_kept(self._fd)
