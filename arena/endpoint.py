@@ -167,7 +167,7 @@ class Endpoint:
         if self.closed:
             raise Cancelled("this queue or cache was shut down")
         if not self._alive[0]:
-            raise ForkedError("this queue or cache was made before a fork: open its handle anew in the child")
+            raise ForkedError
 
     def shutdown(self) -> None:
         """Ends blocked calls and gives everything back; idempotent, from any thread or signal handler."""
@@ -177,6 +177,8 @@ class Endpoint:
         self._release_once()
 
     def _release_once(self) -> None:
+        if not self._alive[0]:  # in a child that was forked inside the call: nothing here is this process's
+            return
         with self._closing:
             if self._released:
                 return

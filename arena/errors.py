@@ -31,6 +31,9 @@ class ReaderDied(ArenaError):
 class ForkedError(ArenaError):
     """An object inherited through ``fork`` was used in the child.  Open the handle anew in the child."""
 
+    def __init__(self, message: str = "a queue or cache made before a fork: open its handle anew in the child") -> None:
+        super().__init__(message)
+
 
 class AttachError(ArenaError):
     """A handle does not lead to its segment from here.  The text says which backing would, and why this one does not."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import time
 from functools import partial
 
@@ -21,6 +20,7 @@ from arena.message import copies
 from arena.message.gates import GATE_SLICE_US, Gates
 from arena.message.leases import Decoder, PayloadLate
 from arena.message.outofband import OutOfBandReader, identity
+from arena.message.unpickling import loads
 from arena.protocol.ring import Outcome
 from arena.protocol.slots import SlotReader
 from arena.statistics import LeaseStatistics
@@ -92,7 +92,7 @@ class ReaderEnd(MemberEnd):
         if plain is None:
             return self._take_record(deadline)
         try:
-            return pickle.loads(plain)
+            return loads(plain)
         finally:
             ring.finish()
 

@@ -91,6 +91,13 @@ int arena_map_is_alive(arena_mapping *m) { return *m->alive; }
 
 int64_t arena_maps_live(void) { return atomic_load(&maps_live); }
 
+/* For a forked child: zeros of its own in the place of memory that it did not inherit.  Never over what it has. */
+int arena_map_zeros(char *address, uint64_t nbytes) {
+    uint64_t ahead = (uintptr_t)address % (uint64_t)sysconf(_SC_PAGESIZE);
+    void *zeros = mmap(address - ahead, nbytes + ahead, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    return zeros == MAP_FAILED ? errno : 0;
+}
+
 /* Page by page, and never clobbering a byte that another process writes meanwhile. */
 void arena_touch_pages(char *address, uint64_t nbytes, int write) {
     for (uint64_t i = 0; i < nbytes; i += ARENA_PAGE) {

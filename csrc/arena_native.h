@@ -62,6 +62,7 @@ arena_mapping *arena_map(int fd, const arena_geometry *geometry, int access, int
 void arena_map_retain(arena_mapping *m);
 void arena_map_release(arena_mapping *m);
 int64_t arena_maps_live(void);
+int arena_map_zeros(char *address, uint64_t nbytes);
 int arena_populate(char *address, uint64_t nbytes, int write);
 int arena_populate_once(char *address, uint64_t nbytes, int write);
 void arena_touch_pages(char *address, uint64_t nbytes, int write);

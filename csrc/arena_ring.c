@@ -290,8 +290,9 @@ void arena_ring_wake_writer(arena_ring_reader *r) {
     wake_if_parked(&header_of(r->m)->writer_park);
 }
 
-/* advance, wake_writer in one call. */
+/* advance, wake_writer in one call.  Nothing in a child that was forked while it unpickled the record. */
 void arena_ring_finish(arena_ring_reader *r) {
+    if (!arena_map_is_alive(r->m)) return;
     arena_ring_advance(r);
     arena_ring_wake_writer(r);
 }

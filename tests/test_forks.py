@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from support import SMALL, in_thread, python, queue_of, wait_until
 
-from arena import MessageQueue, ObjectCache
+from arena import CacheHandle, MessageQueue, ObjectCache
 from arena.errors import ForkedError
 from arena.shm.descriptors import close_kept, open_kept
 
@@ -172,6 +172,120 @@ def test_a_fork_while_other_threads_are_inside_calls() -> None:
         for end in ends:
             end()
         assert writer.statistics().slots_free == SMALL.slots
+
+
+class Forks:
+    """Forks where it is pickled, or where it is unpickled; parent and child go on from there."""
+
+    children: ClassVar[list[int]] = []  # as fork returned them: 0 in the child
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __reduce__(self) -> Any:
+        if self.where == "pickled":
+            return int, (_fork(),)
+        return _fork, ()
+
+
+def _fork() -> int:
+    Forks.children.append(os.fork())
+    return 0
+
+
+def outcome_in_child(call: Callable[[], Any]) -> type[BaseException] | None:
+    """Calls what forks; what the call raised in the child, where nothing may hang.  In the parent it succeeds."""
+    Forks.children.clear()
+    try:
+        signal.alarm(20)
+        call()
+    except BaseException as error:
+        if 0 in Forks.children:
+            os._exit(OUTCOMES.index(type(error)) if type(error) in OUTCOMES else 99)
+        raise
+    finally:
+        signal.alarm(0)
+    (child,) = Forks.children
+    if child == 0:
+        os._exit(0)
+    return OUTCOMES[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+
+
+OUTCOMES: list[type[BaseException] | None] = [None, ForkedError, SystemExit]
+
+AROUND: dict[str, Callable[[], Any]] = {
+    "small": lambda: "a few bytes",
+    "large": lambda: bytes(100_000),
+    "tensor": lambda: torch.ones(100_000, dtype=torch.uint8),
+    "gaps": lambda: torch.ones(100_000, 2, dtype=torch.uint8)[:, 0],
+    "inline": lambda: bytearray(1000),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("max_chunk_bytes", [1024, 1 << 20], ids=["out_of_band", "in_the_ring"])
+@pytest.mark.parametrize("around", AROUND)
+def test_a_fork_inside_a_message(around: str, max_chunk_bytes: int) -> None:
+    """In a reduction, or in the unpickling: the child is told so, and nothing of the parent's changes."""
+    make = AROUND[around]
+    with queue_of(1, max_chunk_bytes=max_chunk_bytes) as (writer, (reader,)):
+        pickled, unpickled = [make(), Forks("pickled"), make()], [make(), Forks("unpickled"), make()]
+        assert outcome_in_child(lambda: writer.enqueue(pickled, 10)) is ForkedError
+        assert len(reader.dequeue(10)) == 3  # type: ignore[arg-type]
+        for _ in range(2):
+            writer.enqueue(unpickled, 10)
+            assert outcome_in_child(lambda: reader.dequeue(10)) is ForkedError
+        assert writer.statistics().slots_free == SMALL.slots
+        writer.enqueue("the parent goes on")
+        assert reader.dequeue(5) == "the parent goes on"
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("around", AROUND)
+def test_a_fork_inside_an_object(around: str) -> None:
+    make = AROUND[around]
+    with queue_of(1) as (writer, (reader,)):
+        cache, cache_reader = writer.object_cache(), reader.cache_reader()
+        assert outcome_in_child(lambda: cache.put("pickled", [make(), Forks("pickled"), make()])) is ForkedError
+        handle = cache.put("unpickled", [make(), Forks("unpickled"), make()])
+        assert isinstance(handle, CacheHandle)
+        for each in (cache, cache_reader):
+            assert outcome_in_child(partial(each.get, handle)) is ForkedError
+        assert cache.clear() == 2
+        assert writer.statistics().slots_free == SMALL.slots
+
+
+class ExitsInChild:
+    """Forks, and has the child leave."""
+
+    def __reduce__(self) -> Any:
+        if _fork() == 0 and Forks.children == [0]:
+            raise SystemExit
+        return int, ()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_child_forked_inside_a_reduction_leaves_while_other_threads_have_our_locks() -> None:
+    tensor = torch.ones(MB, dtype=torch.uint8)
+    with queue_of(1) as (writer, (reader,)):
+        locked, done = threading.Event(), threading.Event()
+
+        def keep_locks() -> None:
+            with writer._end._closing, writer._end.slots.lock:  # type: ignore[union-attr]
+                locked.set()
+                done.wait(60)
+
+        class LocksAndForks(ExitsInChild):
+            def __reduce__(self) -> Any:
+                keeper = in_thread(keep_locks)
+                assert locked.wait(60)
+                reduced = super().__reduce__()
+                done.set()
+                keeper()
+                return reduced
+
+        assert outcome_in_child(lambda: writer.enqueue([tensor, LocksAndForks()], 10)) is SystemExit
+        assert torch.equal(reader.dequeue(10)[0], tensor)  # type: ignore[index]
 
 
 def test_a_forked_child_keeps_no_descriptor_of_the_memory() -> None:

@@ -7,7 +7,6 @@ releases it, in C, from whatever thread.  So a message that cannot be unpickled 
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,6 +16,7 @@ from arena.errors import ArenaError, CorruptError
 from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
 from arena.message.gates import Gates
 from arena.message.tensors import BYTE, rebuild_tensor
+from arena.message.unpickling import loads
 from arena.protocol.slots import Grant, drop
 from arena.shm.native import Lease, address_of, capsules, ffi, lib
 
@@ -67,13 +67,14 @@ class Decoder:
             PayloadLate: what travels out of band has not come in time; the record can be decoded again.
             CorruptError: the record's numbers cannot belong together.
             ArenaError: the reader has locked memory that is its own copy; the message is gone.
+            ForkedError: this is a child, forked inside the unpickling.
             whatever unpickling raises.
         """
         record = Record(memoryview(ffi.buffer(pointer, nbytes)))
         plain = record.plain_pickle()
         if plain is not None:
             self.is_spent = True
-            return pickle.loads(plain)
+            return loads(plain)
         leases: list[Lease] = []
         drops = map(drop, leases)  # lazy: of whatever is leased by then
         try:
@@ -121,7 +122,7 @@ class Decoder:
             buffers = record.buffers(table)
             payload, *inline = record.payload(_inline_bytes(buffers))
         record.check_body(table, payload)
-        return pickle.loads(payload, buffers=self._buffers(buffers, leases, iter(inline)))
+        return loads(payload, self._buffers(buffers, leases, iter(inline)))
 
     def _buffers(self, buffers: Sequence[Buffer], leases: Sequence[Lease], inline: Iterator[memoryview]) -> Iterator[Any]:
         """What the pickle asks for, in its order: for a tensor, the native call that makes it over its bytes.

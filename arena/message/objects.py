@@ -22,6 +22,7 @@ from arena.message.codec import Buffer, Kind, Record
 from arena.message.gates import Gates
 from arena.message.leases import Decoder
 from arena.message.pickling import Encoded, Encoder, Inline, in_slot
+from arena.message.unpickling import in_place
 from arena.protocol.objects import ObjectReader
 from arena.protocol.slots import Grant, SlotWriter, drop
 from arena.shm.layout import LINE, align
@@ -139,12 +140,14 @@ class ObjectDecoder(Decoder):
         Raises:
             StaleSlotError: it was evicted.
             CorruptError: the slot does not hold an object.
+            ForkedError: this is a child, forked inside the unpickling.
             whatever unpickling raises.
         """
         leases: list[Lease] = []
         drops = map(drop, leases)  # lazy: of whatever is held by then
         try:
             self._lease([grant], leases)
+            in_place[id(leases)] = leases[0]
             record = self._record(leases[0])
             first, *loans = record.grants()
             if first != grant:
@@ -155,6 +158,7 @@ class ObjectDecoder(Decoder):
             return self._unpickle(record, leases, [])
         finally:
             list(drops)  # one call, before which no signal handler runs
+            in_place.pop(id(leases), None)
 
     def _lease(self, grants: Sequence[Grant], leases: list[Lease]) -> None:
         """A hold of each slot while the object is unpickled."""

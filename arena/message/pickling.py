@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from arena.errors import ForkedError
 from arena.message import tensors
 from arena.message.codec import Buffer, Kind
 from arena.protocol.slots import Refusal, SlotWriter
@@ -123,6 +124,7 @@ class Encoder:
         """Pickles an object and places its buffers; on any error its slots are free again.
 
         Raises:
+            ForkedError: this is a child, forked inside a reduction.
             whatever pickling raises.
         """
         message = self._message = self._spare or Encoded()
@@ -135,6 +137,7 @@ class Encoder:
         pickler.dispatch_table = table
         try:
             pickler.dump(obj)
+            self._check_process()
         except BaseException:
             self.abort(message)
             raise
@@ -155,9 +158,19 @@ class Encoder:
         return pickle.Pickler(_Sink(self._parts.append), protocol=5, buffer_callback=self._buffer)
 
     def abort(self, message: Encoded) -> None:
-        """Gives the slots of a message that will not go out back."""
-        self._slots.abort(message.slots)
+        """Gives the slots of a message that will not go out back; in a forked child they are the parent's."""
+        if self._slots.is_mapped:
+            self._slots.abort(message.slots)
         message.slots = []
+
+    def _check_process(self) -> None:
+        """After code of the object's own, in which it may have forked: nothing here is the child's.
+
+        Raises:
+            ForkedError: this is the child.
+        """
+        if not self._slots.is_mapped:
+            raise ForkedError
 
     # ---- reductions -------------------------------------------------------------------------------------------
 
@@ -205,6 +218,7 @@ class Encoder:
 
     def _place(self, address: Any, nbytes: int, inline: Kind, keepalive: object) -> Buffer:
         """Into a slot, or beside the pickle."""
+        self._check_process()
         loan = self._slots.loan_at(int(ffi.cast("uintptr_t", address)), nbytes)
         if loan is not None:
             self._message.kept.append(keepalive)
@@ -218,6 +232,7 @@ class Encoder:
 
     def _gather(self, t: torch.Tensor) -> Buffer:
         """A tensor with gaps: the one copy that it needs anyway goes straight into the slot."""
+        self._check_process()
         if t.dtype not in tensors.DLPACK:
             gathered = t.contiguous()
             return self._place(ffi.cast("char *", gathered.data_ptr()), t.nbytes, Kind.INLINE_TENSOR, gathered)

@@ -15,6 +15,7 @@ import os
 import secrets
 import struct
 import threading
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ class Segment:
         self.writable_file = writable_file  # write(2) into new pages works: not on hugetlbfs
         self._lock = threading.Lock()
         self._closed = False
+        self._control = mapping.control
+        _segments.add(self)
 
     @property
     def alive(self) -> bool:
@@ -85,6 +88,11 @@ class Segment:
         """What authenticates cache handles: readable by whoever can map the segment, and no one else."""
         return bytes(ffi.buffer(self.mapping.control + layout.HEADER_SECRET, layout.SECRET_BYTES))
 
+    def zero_in_child(self) -> None:
+        """Zeros where the ring and the tables were; the data area stays a fault."""
+        if not self._closed:
+            lib.arena_map_zeros(self._control, self.layout.control_bytes)
+
     def close(self) -> None:
         """Gives up this object's hold of the mapping and its descriptor; idempotent."""
         with self._lock:
@@ -93,6 +101,18 @@ class Segment:
             self._closed = True
         lib.arena_map_release(self.mapping)
         close_kept(self.fd)
+
+
+_segments: weakref.WeakSet[Segment] = weakref.WeakSet()
+
+
+def _zero_in_child() -> None:
+    """A call inside which an object forked runs on in the child for a while: it reads zeros, and not what is not mapped."""
+    for segment in _segments:
+        segment.zero_in_child()
+
+
+os.register_at_fork(after_in_child=_zero_in_child)
 
 
 def create(of: Layout, *, backing: Backing = "memfd", prefault: Prefault = "lazy", huge_pages: bool = False) -> Segment:
