@@ -149,7 +149,7 @@ def test_whatever_torch_says_of_the_device_is_a_device_error(
     device.unavailable()
     for name in ("stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, refuse)
-    tensor, stream = torch.ones(3), stream_on(0)
+    tensor, stream = torch.ones(3), stream_on(3)
     calls: dict[str, Callable[[], object]] = {
         "empty_like": lambda: device.empty_like(tensor, "cuda", stream),
         "copy": lambda: device.copy(tensor, tensor, stream),
@@ -238,14 +238,14 @@ def test_a_stream_of_another_device_is_refused(where: Any, device: CudaDevice, m
     """torch would copy on that device's current stream, and the event would stand in this one."""
     monkeypatch.setattr(torch, "empty_like", lambda *arguments, **options: pytest.fail("memory was taken"))
     with pytest.raises(ValueError, match=f"must be a stream of the device that is copied to, {where}"):
-        device.empty_like(torch.ones(3), where, stream_on(0))
+        device.empty_like(torch.ones(3), where, stream_on(3))
 
 
-@pytest.mark.parametrize("where", [torch.device("cuda", 1), "cuda:1", "cuda"])
+@pytest.mark.parametrize("where", [torch.device("cuda", 3), "cuda:3", "cuda"])
 def test_a_stream_of_the_device_is_taken(where: Any, device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch, "empty_like", lambda source, device: device)
-    assert device.empty_like(torch.ones(3), where, stream_on(1)) == where
+    assert device.empty_like(torch.ones(3), where, stream_on(3)) == where
 
 
 def test_a_stream_of_torch_s_general_kind_becomes_one_of_cuda(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +256,40 @@ def test_a_stream_of_torch_s_general_kind_becomes_one_of_cuda(device: CudaDevice
     for wrong in (5, None, SimpleNamespace(device=torch.device("cpu"))):
         with pytest.raises(ValueError, match="must be a stream of the device cuda"):
             device.stream_of(wrong)
+
+
+@pytest.mark.parametrize("call", ["empty_like", "copy", "record"])
+def test_work_in_a_stream_makes_no_context_on_device_0(
+    call: str, device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a thread that has chosen no device, as the one that waits for gates: torch's way back from a stream of another
+    device makes number 0 current, and with it a context there, while its way back from a device makes none."""
+    now: list[int] = [0]
+
+    @contextmanager
+    def on_device(index: int) -> Iterator[None]:
+        before, now[0] = now[0], index
+        yield
+        now[0] = before
+
+    @contextmanager
+    def in_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+        assert now == [stream.device_index]
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", on_device)
+    monkeypatch.setattr(torch.cuda, "stream", in_stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(cuda, "_new_event", lambda: SimpleNamespace(record=lambda stream: None))
+    monkeypatch.setattr(torch, "empty_like", lambda source, device: source)
+    assert device.unavailable() is None
+    calls: dict[str, Callable[[], object]] = {
+        "empty_like": lambda: device.empty_like(torch.ones(3), "cuda", stream_on(3)),
+        "copy": lambda: device.copy(torch.ones(3), torch.ones(3), stream_on(3)),
+        "record": lambda: device.record(stream_on(3)),
+    }
+    calls[call]()
+    assert now == [0]
 
 
 @pytest.mark.parametrize("code", [900, 906, 908])
@@ -272,8 +306,8 @@ def test_what_a_graph_capture_forbids_is_not_a_failure(
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", refuse)
     with pytest.raises(DeviceBusy):
-        device.record(stream_on(0))
+        device.record(stream_on(3))
     error.error_code = 700  # type: ignore[attr-defined]
     with pytest.raises(DeviceError) as raised:
-        device.record(stream_on(0))
+        device.record(stream_on(3))
     assert not isinstance(raised.value, DeviceBusy)

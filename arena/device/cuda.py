@@ -116,7 +116,7 @@ class CudaDevice(Device):
             return tuple(torch.cuda.current_stream(index) for index in _used_devices())
 
     def record(self, stream: torch.cuda.Stream) -> Event:
-        with _as_device_error("stream"), torch.cuda.stream(stream):
+        with _as_device_error("stream"), _current(stream):
             if torch.cuda.is_current_stream_capturing():
                 raise DeviceBusy(f"{stream} is being captured into a graph: an event recorded now would belong to it")
         with _as_device_error("event record"), self._relaxed():
@@ -130,13 +130,13 @@ class CudaDevice(Device):
         if place.type != stream.device.type or place.index not in (None, stream.device_index):
             raise ValueError(f"stream={stream}: must be a stream of the device that is copied to, {place}")
         # Under the stream, so that the allocator knows whose memory it is.
-        with _as_device_error("memory for a copy"), torch.cuda.stream(stream):
+        with _as_device_error("memory for a copy"), _current(stream):
             return torch.empty_like(source, device=where)
 
     def copy(
         self, source: torch.Tensor, target: torch.Tensor, stream: torch.cuda.Stream, *, non_blocking: bool = True
     ) -> None:
-        with _as_device_error("copy"), torch.cuda.stream(stream):
+        with _as_device_error("copy"), _current(stream):
             target.copy_(source, non_blocking=non_blocking)
 
     def query(self, event: Any) -> bool:
@@ -196,6 +196,14 @@ def _used_devices() -> list[int]:
     has_context: Callable[[int], bool] = getattr(torch._C, "_cuda_hasPrimaryContext")  # noqa: B009 (absent in CPU builds)
     with _as_device_error("devices in use"):
         return [index for index in range(torch.cuda.device_count()) if has_context(index)]
+
+
+@contextmanager
+def _current(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Make a stream the current one.  Its device first: what `torch.cuda.stream` alone would go back to at its end, in a
+    thread that has chosen none, is device number 0, and a context is created there."""
+    with torch.cuda.device(stream.device_index), torch.cuda.stream(stream):
+        yield
 
 
 @contextmanager

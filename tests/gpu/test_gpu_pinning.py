@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import multiprocessing
 import threading
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
-from gpu_support import GPU, MIB, N_GPUS, hold_up, initialised_device, is_all, needs_gpu, needs_two_gpus, wait_until
+from gpu_support import (
+    GPU,
+    MIB,
+    N_GPUS,
+    answer,
+    hold_up,
+    initialised_device,
+    is_all,
+    needs_gpu,
+    needs_two_gpus,
+    wait_until,
+)
 
 from arena.device.cuda import CudaDevice
 from arena.device.interface import ERROR_ALREADY_REGISTERED, ERROR_NOT_REGISTERED, Event
@@ -188,13 +201,45 @@ def test_other_python_threads_run_while_the_driver_registers(device: CudaDevice)
     assert seen >= 10
 
 
-@needs_two_gpus
-def test_pinning_in_a_thread_makes_no_context_on_another_device(memory: torch.Tensor) -> None:
-    last = N_GPUS - 1
-    torch.zeros(1, device=f"cuda:{last}")
-    before = [torch._C._cuda_hasPrimaryContext(index) for index in range(N_GPUS)]
-    pinning = Pinning(CudaDevice(), memory.data_ptr(), SIZE, pin="background", chunk_bytes=CHUNK)
+def contexts() -> list[bool]:
+    """Which devices this process has a context on."""
+    return [torch._C._cuda_hasPrimaryContext(index) for index in range(N_GPUS)]
+
+
+def use_the_last_device_in_threads(pipe: Connection) -> None:
+    """A process that uses one device only, and what two of its threads do there; sends its contexts before and after."""
+    where = torch.device("cuda", N_GPUS - 1)
+    memory = torch.frombuffer(mmap.mmap(-1, SIZE), dtype=torch.uint8)
+    device, stream = CudaDevice(), torch.cuda.Stream(where)
+    torch.zeros(1, device=where)
+    before = contexts()
+    pinning = Pinning(device, memory.data_ptr(), SIZE, pin="background", chunk_bytes=CHUNK)
     pinning.start()
     wait_until(lambda: pinning.is_pinned(0, SIZE), "the background thread")
-    assert [torch._C._cuda_hasPrimaryContext(index) for index in range(N_GPUS)] == before
-    assert pinning.unpin()
+
+    def copy() -> None:
+        target = device.empty_like(memory, where, stream)
+        device.copy(memory, target, stream)
+        wait_until(device.record(stream).query, "the copy")
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    thread.join()
+    pinning.unpin()
+    pipe.send((before, contexts()))
+
+
+@needs_two_gpus
+def test_pinning_and_copies_in_threads_make_no_context_on_another_device() -> None:
+    """A new thread's current device is number 0, whichever one the process uses."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=use_the_last_device_in_threads, args=(there,))
+    process.start()
+    there.close()
+    try:
+        before, after = answer(here)
+    finally:
+        here.close()
+        process.join()
+    assert before == after == [index == N_GPUS - 1 for index in range(N_GPUS)]
