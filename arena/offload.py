@@ -119,7 +119,7 @@ class SharedOffloadRegion:
                 row_bytes=0,
                 backing=backing,
                 huge_pages=huge_pages,
-                leave_failure=barrier is not None or nonce is not None,
+                meets=barrier is not None,
                 check=creator_memory_check,
             )
             shape = _Shape.checked(num_chunks, rank, kv_bytes_per_chunk, cpu_page_size)

@@ -326,8 +326,8 @@ def _open_barrier() -> None:
 
 def _leave_failure(of: meeting.Meeting) -> None:
     """Removes nothing: it counts until the process forgets it, or ends."""
-    if of.told is not None:
-        _told.append(of.told)
+    if of.entry is not None:
+        _told.append(of.entry)
 
 
 def random_delay(rng: random.Random) -> float:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offload_support import PAGE, Plan, construct, entry_of, region, what_is_left, workers
+from offload_support import PAGE, Plan, Worker, construct, entry_of, region, what_is_left, workers
 
-from arena.errors import CapacityError
+from arena.errors import AttachError, CapacityError
 from arena.shm import leftovers, meeting, process
 from arena.shm.entry import Entry
 
@@ -106,17 +106,90 @@ def test_without_such_locks_a_failure_counts_while_its_pid_does(engine_id: str, 
             assert mine.is_creator
 
 
+PLAN: dict[str, Any] = {"row_bytes": 4 * PAGE, "rows": 2, "barrier": True}
+
+
 def test_a_failure_that_all_have_met_does_not_concern_those_who_come_later(engine_id: str) -> None:
-    """Though the process that failed lives on; those who are in have it, however late they look."""
-    with workers(4) as (first, failing, late, member):
-        plan: dict[str, Any] = {"row_bytes": 4 * PAGE, "barrier": True}
-        construct([(first, Plan(engine_id, 0, **plan))])
-        assert member.ask("construct", Plan(engine_id, 2, **plan)) == "barrier"
-        (failed,) = construct([(failing, Plan(engine_id, 0, **plan))])
+    """Though the process that failed lives on, and one of those who were in before stays."""
+    with workers(5) as (first, failing, member, *late):
+        construct([(first, Plan(engine_id, 0, **PLAN))])
+        assert member.ask("construct", Plan(engine_id, 2, **PLAN)) == "barrier"
+        (failed,) = construct([(failing, Plan(engine_id, 0, **PLAN))])
         assert "is held by process" in failed.text
+        assert "is held by process" in member.ask("passes").text, "however late it looks"
         for _ in range(2):
-            (outcome,) = construct([(late, Plan(engine_id, 1, **plan))])
-            assert outcome.is_in, outcome.text
-            late.ask("cleanup")
-        assert "is held by process" in member.ask("passes").text
+            outcomes = construct([(each, Plan(engine_id, rank + 1, **PLAN)) for rank, each in enumerate(late)])
+            assert all(each.is_in for each in outcomes), outcomes
+            for each in late:
+                each.ask("cleanup")
         first.ask("cleanup")
+
+
+def at_the_barrier(worker: Worker, engine_id: str, rank: int, nonce: str = "ours", **changes: Any) -> None:
+    assert worker.ask("construct", Plan(engine_id, rank, {"nonce": nonce}, **{**PLAN, **changes})) == "barrier"
+
+
+def passes(*pool: Worker) -> list[str]:
+    for each in pool:
+        each.tell("passes")
+    return [each.hear().text for each in pool]
+
+
+BROKEN: dict[str, dict[str, Any]] = {
+    "before it was in": {"check_error": "too little"},
+    "as a member": {"break_at": "arena.shm.population.populate"},
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_stranger_that_comes_while_a_failure_is_to_be_met_takes_nothing_of_it(engine_id: str, how: str) -> None:
+    """It is refused until all who are to meet have met: whoever comes last would know nothing."""
+    with workers(2) as (failing, last):
+        at_the_barrier(failing, engine_id, 0, **BROKEN[how])
+        with pytest.raises(AttachError, match="another nonce"):
+            region(engine_id, 2, nonce="another")
+        at_the_barrier(last, engine_id, 1)
+        assert all(("too little" if how == "before it was in" else "on purpose") in text for text in passes(failing, last))
+        with region(engine_id, 2, nonce="another") as stranger:
+            assert stranger.is_creator
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_one_that_is_killed_when_it_has_told_fails_the_one_in_its_place_too(engine_id: str, how: str) -> None:
+    """All who meet at one barrier agree; then the failure is past."""
+    with workers(3) as (failing, other, replacing):
+        if how == "as a member":
+            at_the_barrier(other, engine_id, 1)
+        at_the_barrier(failing, engine_id, 0, **BROKEN[how])
+        if how == "before it was in":
+            at_the_barrier(other, engine_id, 1)
+        failing.kill()
+        at_the_barrier(replacing, engine_id, 0)
+        texts = passes(other, replacing)
+        assert all(f"process {failing.pid} of region" in text for text in texts), texts
+        outcomes = construct([(each, Plan(engine_id, rank, **PLAN)) for rank, each in enumerate((other, replacing))])
+        assert all(each.is_in for each in outcomes), outcomes
+        for each in (other, replacing):
+            each.ask("cleanup")
+
+
+@pytest.mark.parametrize("nonce", ["ours", "another"])
+def test_a_failure_stays_when_those_leave_whom_it_does_not_concern(engine_id: str, nonce: str) -> None:
+    """The one who has the rank, or the name, goes while others wait at their barrier: who comes now would get it."""
+    with workers(2) as (failing, last):
+        with region(engine_id, 0, nonce=nonce):
+            at_the_barrier(failing, engine_id, 0)
+        at_the_barrier(last, engine_id, 1)
+        text, told = passes(failing, last)
+        assert f"process {os.getpid()}" in text
+        assert told == f"process {failing.pid} of region {engine_id!r} failed: {text}"
+        assert what_is_left(engine_id) == []
+
+
+def test_a_stranger_s_failure_does_not_hide_that_of_those_whose_entry_it_is(engine_id: str) -> None:
+    with workers(3) as (mine, other, stranger):
+        at_the_barrier(mine, engine_id, 0)
+        at_the_barrier(stranger, engine_id, 0, nonce="another")
+        at_the_barrier(other, engine_id, 1, **BROKEN["as a member"])
+        assert all("on purpose" in text for text in passes(mine, other))
+        assert "another nonce" in passes(stranger)[0]

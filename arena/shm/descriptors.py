@@ -26,9 +26,7 @@ class Owned(int):
     identity: tuple[int, int] | None = None
 
     def __del__(self) -> None:
-        with _lock:
-            if self.identity is not None and _kept.get(self) is self.identity:  # or its number is another one's by now
-                close_kept(self)
+        close_kept(self)
 
 
 def open_kept(open_file: Callable[[], int]) -> int:
@@ -76,15 +74,30 @@ def no_fork() -> Iterator[None]:
 def close_kept(fd: int) -> None:
     """Closes a descriptor from `open_kept`; nothing in a forked child, which has it no more, or if it is another file."""
     with _lock:
-        if fd in _kept:
-            _close_if(fd, _kept[fd])
-            _kept.pop(fd)  # only now: where a handler raises, it is still an `Owned` one's to close
+        identity = _kept.get(fd)
+        if identity is None or (isinstance(fd, Owned) and fd.identity is not identity):  # another one has its number
+            return
+        _close_if(fd, identity)
+        _kept.pop(fd)  # only now: where a handler raises, it is still an `Owned` one's to close
+
+
+def is_kept(fd: int) -> bool:
+    """Whether a descriptor from `open_kept` still leads to that file; else writing to it might be to the application's."""
+    with _lock:
+        return fd in _kept and _leads_to(fd, _kept[fd])
+
+
+def _leads_to(fd: int, identity: tuple[int, int]) -> bool:
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return False
+    return (status.st_dev, status.st_ino) == identity
 
 
 def _close_if(fd: int, identity: tuple[int, int]) -> None:
-    with contextlib.suppress(OSError):
-        status = os.fstat(fd)
-        if (status.st_dev, status.st_ino) == identity:
+    if _leads_to(fd, identity):
+        with contextlib.suppress(OSError):
             os.close(fd)
 
 

@@ -14,6 +14,7 @@ import struct
 import time
 import zlib
 from collections.abc import Container
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,7 @@ RECORDS_OFFSET = POPULATED_BYTES + FAILURE_BYTES
 RECORD_BYTES = 128
 ENTRY_BYTES_MAX = 1 << 20  # 8,000 members: more is not an entry of ours
 FAILURE_PLACES = 1 << 40  # nothing is ever written there: one may lock bytes that a file has not
+MEETING_PLACES = 1 << 50  # nor there
 NO_RANK = -1
 LOCK_TIMEOUT_S = 1.0
 
@@ -85,7 +87,8 @@ class Record:
 class Failure:
     """The first error of a process of an instance, and which process it was.
 
-    It counts for those who come as long as its process holds its place (`Entry.hold`), wherever that process is.
+    It counts for those who come as long as somebody whom it concerns holds its place (`Entry.hold`), wherever that process
+    is: at a barrier, all who are to meet there hold their instance's; without one, the process that failed holds its own.
     """
 
     nonce: bytes
@@ -118,6 +121,11 @@ class Failure:
         if raw[end : end + _CHECKSUM.size] != _CHECKSUM.pack(zlib.crc32(raw[:end])):
             return None
         return Failure(nonce, pid, start, namespace, raw[_FAILURE.size : end].decode(errors="replace"), number)
+
+
+def meeting_place(nonce: bytes) -> int:
+    """What the processes of an instance that meet at a barrier hold, from their coming until they know how it went."""
+    return MEETING_PLACES + int.from_bytes(nonce[:4], "little") * RECORD_BYTES
 
 
 def _populated(nonce: bytes) -> bytes:
@@ -247,6 +255,11 @@ class Entry:
             if self.is_held(offset) is not None:
                 raise
 
+    def let_go(self, offset: int) -> None:
+        """Gives back a place that this open entry holds."""
+        with suppress(OSError):  # there are no such locks here
+            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _byte_lock(fcntl.F_UNLCK, offset))
+
     def is_held(self, offset: int) -> bool | None:
         """Whether another open entry holds a place; None: there are no such locks here, and so nobody can say."""
         try:
@@ -266,6 +279,9 @@ class Entry:
 
     def write_failure(self, failure: Failure) -> None:
         _write_at(self.fd, failure.pack(), POPULATED_BYTES)
+
+    def erase_failure(self) -> None:
+        _write_at(self.fd, bytes(FAILURE_BYTES), POPULATED_BYTES)
 
     def truncate(self) -> None:
         os.ftruncate(self.fd, 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from arena.errors import ArenaError
 from arena.shm import leftovers, outcome, rendezvous
-from arena.shm.entry import Entry
+from arena.shm.entry import Entry, meeting_place
 from arena.shm.membership import Member, Place, Wanted, step
 
 log = logging.getLogger("arena.shm")
@@ -43,6 +43,7 @@ class Meeting(Place):
         step("pass_barrier")
         if self.member is not None:
             outcome.find_populated(self.member, must_be_populated=must_be_populated)
+            self.member.entry.let_go(meeting_place(self.member.wanted.nonce))
 
     def fail(self, error: BaseException) -> None:
         """Tells the others of this process's error and passes the barrier; nothing here hides that error."""
@@ -58,17 +59,16 @@ class Meeting(Place):
 
     def clear(self) -> None:
         """Takes the failure back, unless somebody is still to read it.  For a process that has left."""
-        told, self.told = self.told, None
-        if self.wanted is None or not self.wanted.leave_failure:
+        entry, self.entry = self.entry, None
+        if self.wanted is None or entry is None:
             return
-        if self._barrier is None:
-            if told is not None:
-                _forget(self.wanted.path)
-                _left[self.wanted.path] = self.wanted, told
+        if self.has_told and not self.wanted.meets:
+            _forget(self.wanted.path)
+            _left[self.wanted.path] = self.wanted, entry
             return
-        if told is not None:  # all have met: those who are in have it, and those who come are not concerned
-            told.close()
-        _remove_failure(self.wanted)
+        entry.close()
+        if self.wanted.meets:
+            _remove_failure(self.wanted)
 
     def _pass_after(self, error: BaseException) -> None:
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from arena.shm.backing import Backing, MemfdBacking, ShmBacking, memory_path
 from arena.shm.directory import directory, entry_name
-from arena.shm.entry import Entry, Failure
+from arena.shm.entry import Entry
 
 STEPS = (
     "open_entry", "lock", "path_is_this_file", "path_is_another_file", "find_live_member", "find_other_instance",
@@ -20,6 +20,8 @@ STEPS = (
     "find_populated", "find_unpopulated", "cleanup", "lock_to_leave", "erase_record", "close_memory", "unlink_entry",
     "close_entry",
 )  # fmt: skip
+
+NO_NONCE = bytes(16)
 
 # Called after each step, with its name: a test can stop or kill the process there.
 step_hook: Callable[[str], None] | None = None
@@ -43,7 +45,7 @@ class Wanted:
         row_bytes: size of a row of it.
         backing: ``"memfd"`` or ``"shm"``.
         huge_pages: ask for huge pages.
-        leave_failure: other processes wait for the outcome: tell them of a failure through the entry.
+        meets: it is to meet the others at a barrier.
         check: called by the creator alone, before it makes the memory; raises if it is not there.
     """
 
@@ -54,13 +56,18 @@ class Wanted:
     row_bytes: int
     backing: str = "memfd"
     huge_pages: bool = False
-    leave_failure: bool = False
+    meets: bool = False
     check: Callable[[int], None] | None = None
     directory: Path = field(default_factory=directory)
 
     @property
     def path(self) -> Path:
         return self.directory / entry_name(self.engine_id)
+
+    @property
+    def leaves_failure(self) -> bool:
+        """Whether there are others who wait for the outcome, and are told of a failure through the entry."""
+        return self.meets or self.nonce != NO_NONCE
 
     def make_backing(self) -> Backing:
         if self.backing == "shm":
@@ -79,7 +86,6 @@ class Member:
     memory_fd: int
     mapping: Any
     is_creator: bool
-    past_failure: Failure | None = None  # one that stood in the entry already, and is not about this construction
     pid: int = field(default_factory=os.getpid)
 
 
@@ -90,12 +96,14 @@ class Place:
     Attributes:
         member: once it has come in.
         memory_fd: the memory, until there is a member to close it.
-        told: the entry that holds the failure of one that has not, for as long as it is to count.
+        entry: the entry, from coming to leaving: it holds what this process is to be known by.
+        has_told: a failure of this process stands in the entry.
     """
 
     member: Member | None = None
     memory_fd: int | None = None
-    told: Entry | None = None
+    entry: Entry | None = None
+    has_told: bool = False
 
     def memory(self) -> int:
         """The memory's descriptor, once it has been made or opened."""
@@ -107,5 +115,5 @@ class Place:
 def nonce_bytes(nonce: str | bytes | None) -> bytes:
     """Sixteen bytes for any nonce; zeros for none."""
     if nonce is None:
-        return bytes(16)
+        return NO_NONCE
     return hashlib.blake2b(nonce.encode() if isinstance(nonce, str) else nonce, digest_size=16).digest()

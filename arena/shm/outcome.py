@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 from arena import errors
-from arena.errors import ArenaError
+from arena.errors import ArenaError, AttachError
 from arena.shm import process
-from arena.shm.entry import Entry, Failure
+from arena.shm.backing import survivors
+from arena.shm.entry import Entry, Failure, meeting_place
 from arena.shm.membership import Member, Wanted, step
 
 
@@ -30,7 +31,7 @@ def population_fails(member: Member, error: BaseException) -> None:
 def find_populated(member: Member, *, must_be_populated: bool) -> None:
     """After the barrier: raises if any process failed or, where it has to be, the memory was not populated."""
     failure = failure_in(member.entry, member.wanted)
-    if failure is not None and failure != member.past_failure:
+    if failure is not None:
         step("find_unpopulated")
         raise error_of(member.wanted, failure)
     if must_be_populated and not member.entry.read().is_populated(member.wanted.nonce):
@@ -39,28 +40,44 @@ def find_populated(member: Member, *, must_be_populated: bool) -> None:
     step("find_populated")
 
 
-def past_failure(entry: Entry, wanted: Wanted) -> Failure | None:
-    """The failure of a process that has ended or met all whom it concerns: those who come now are not among them."""
-    failure = failure_in(entry, wanted)
-    return None if failure is None or lives(entry, failure) else failure
+def forget_past_failure(entry: Entry) -> None:
+    """Erases, under the lock, a failure that all whom it concerns know of: who comes now is not among them."""
+    failure = entry.read().failure
+    if failure is not None and not lives(entry, failure):
+        entry.erase_failure()
+
+
+def is_awaited(entry: Entry) -> bool:
+    """Whether a failure stands there that somebody else is still to hear of, or has not met the others with."""
+    failure = entry.read().failure
+    return failure is not None and bool(entry.is_held(meeting_place(failure.nonce)))
 
 
 def lives(entry: Entry, failure: Failure) -> bool:
-    """Whether the process that failed is still there for others to hear of it; not if it is this one that asks."""
-    held = entry.is_held(failure.place)
-    if held is not None:
-        return held
+    """Whether the failure counts for who comes now: somebody else has it to tell, or may be still to hear of it."""
+    held = entry.is_held(failure.place), entry.is_held(meeting_place(failure.nonce))
+    if None not in held:
+        return any(held)
     if failure.namespace != process.pid_namespace():
         return True
     return failure.pid != os.getpid() and process.start_time(failure.pid) == failure.start
 
 
 def find_failed_creator(wanted: Wanted, entry: Entry) -> None:
-    """Raises the error of a process of this instance that could not create the memory."""
+    """Raises the error of a process of this instance that could not create the memory.
+
+    Another instance that has failed is alive until all who meet at its barrier know: who comes later must find it.
+    """
     failure = failure_in(entry, wanted)
     if failure is not None and lives(entry, failure):
         step("find_failed_creator")
         raise error_of(wanted, failure)
+    if failure is None and is_awaited(entry):
+        step("find_other_instance")
+        raise AttachError(
+            f"region {wanted.engine_id!r} belongs to an instance with another nonce that has failed, and whose processes "
+            "have not all passed their barrier yet: wait until they have, or end them, or use another engine_id"
+        )
 
 
 def failure_in(entry: Entry, wanted: Wanted) -> Failure | None:
@@ -71,14 +88,22 @@ def failure_in(entry: Entry, wanted: Wanted) -> Failure | None:
 
 def write_failure(entry: Entry, wanted: Wanted, error: BaseException) -> bool:
     """Says, under the lock, that this process failed, until the entry is closed; False: another one's failure stands."""
-    first = failure_in(entry, wanted)
-    if first is not None and lives(entry, first):
+    first = entry.read().failure
+    if first is not None and _stands(entry, first, wanted):
         return False
     text = f"{type(error).__name__}\n{text_of(error)}"
     failure = Failure(wanted.nonce, os.getpid(), process.own_start_time(), process.pid_namespace(), text)
-    entry.hold(failure.place)
+    if not wanted.meets:
+        entry.hold(failure.place)
     entry.write_failure(failure)
     return True
+
+
+def _stands(entry: Entry, first: Failure, wanted: Wanted) -> bool:
+    """The first one of an instance stands; that of another one too, unless the living members are of this one."""
+    if first.nonce == wanted.nonce:
+        return lives(entry, first)
+    return is_awaited(entry) and all(member.nonce != wanted.nonce for member in survivors(entry).values())
 
 
 def text_of(error: BaseException) -> str:

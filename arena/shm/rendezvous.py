@@ -22,11 +22,11 @@ from arena.shm.backing import Backing, Records, check_capacity, memory_path, rem
 from arena.shm.capacity import HUGE_PAGE
 from arena.shm.descriptors import close_kept
 from arena.shm.directory import check_directory, make_directory, remove_directory
-from arena.shm.entry import NO_RANK, Entry, Record, free_offset
+from arena.shm.entry import NO_RANK, Entry, Record, free_offset, meeting_place
 from arena.shm.layout import align
 from arena.shm.membership import Member, Place, Wanted, step
 from arena.shm.native import ffi, lib
-from arena.shm.outcome import failure_in, find_failed_creator, lives, past_failure, write_failure
+from arena.shm.outcome import failure_in, find_failed_creator, forget_past_failure, is_awaited, lives, write_failure
 from arena.shm.shortage import typed
 
 log = logging.getLogger("arena.shm")
@@ -51,7 +51,7 @@ def join(wanted: Wanted, place: Place) -> Member:
         ArenaError: another process of this instance failed to create it: its error.
         TimeoutError: the entry stays locked; the text names the holder.
     """
-    entry = lock_entry(wanted)
+    entry = lock_entry(wanted, place)
     try:
         backing = wanted.make_backing()
         member = _attach(wanted, backing, entry, place) or _create(wanted, backing, entry, place)
@@ -60,15 +60,17 @@ def join(wanted: Wanted, place: Place) -> Member:
     except BaseException:
         if place.member is None:
             close_new_memory(place)
-        if place.member is None and place.told is not entry:
-            entry.close()
-        else:  # whoever has the place leaves it, and takes the lock for that
-            entry.unlock()
+        entry.unlock()  # whoever has the place leaves it, and takes the lock for that
         raise
 
 
-def lock_entry(wanted: Wanted) -> Entry:
+def lock_entry(wanted: Wanted, place: Place) -> Entry:
     """The entry that stands at the path, locked: from here on nobody else edits, replaces or unlinks it."""
+    if place.entry is not None:  # from a moment ago: it holds the meeting's place
+        lock(place.entry)
+        if path_is_this_file(place.entry):
+            return place.entry
+        path_is_another_file(place.entry)
     for _ in range(RETRIES_MAX):
         make_directory(wanted.directory)
         try:
@@ -79,6 +81,9 @@ def lock_entry(wanted: Wanted) -> Entry:
             lock(entry)
             check_directory(wanted.directory)
             if path_is_this_file(entry):
+                if wanted.meets:
+                    entry.hold(meeting_place(wanted.nonce))
+                place.entry = entry
                 return entry
         except BaseException:
             entry.close()
@@ -217,9 +222,8 @@ def create_memory(wanted: Wanted, backing: Backing, place: Place) -> None:
 def memory_check_fails(wanted: Wanted, entry: Entry, error: BaseException, place: Place) -> None:
     """Leaves the failure for the others to read; or, if nobody is going to, nothing at all."""
     try:
-        if wanted.leave_failure:
-            if write_failure(entry, wanted, error):
-                place.told = entry
+        if wanted.leaves_failure:
+            place.has_told = write_failure(entry, wanted, error)
         else:
             entry.unlink()
             remove_directory(wanted.directory)
@@ -251,11 +255,11 @@ def _become_member(wanted: Wanted, backing: Backing, entry: Entry, place: Place,
     fd = place.memory()
     mapping = map_memory(fd)
     try:
-        past = past_failure(entry, wanted)
+        forget_past_failure(entry)
         offset = free_offset(alive)
         entry.hold(offset)
         entry.write_record(offset, _own_record(wanted, fd))
-        place.member = Member(wanted, backing, entry, offset, fd, mapping, not alive, past)
+        place.member = Member(wanted, backing, entry, offset, fd, mapping, not alive)
     except BaseException:
         if place.member is None:
             lib.arena_map_release(mapping)
@@ -306,7 +310,7 @@ def leave(member: Member) -> None:
             erase_record(member)
         finally:
             close_memory(member)
-        if member.entry.is_at_path() and not survivors(member.entry):
+        if member.entry.is_at_path() and not survivors(member.entry) and not is_awaited(member.entry):
             unlink_entry(member)
     except (OSError, ArenaError) as error:
         log.warning("the entry %s stays until the next start takes it over: %s", member.entry.path, error)
@@ -347,30 +351,18 @@ def close_entry(entry: Entry) -> None:
 
 
 def report_failure(wanted: Wanted, error: BaseException, place: Place) -> None:
-    """Leaves the error of a process that did not become a member, so that all who meet at the barrier fail with it.
-
-    Not in the entry of another instance that is alive: what that says of its own is its own.
-    """
-    if _is_failure_known(wanted):
+    """Leaves the error of a process that did not become a member, so that all who meet at the barrier fail with it."""
+    if place.has_told or _is_failure_known(wanted, place):
         return
-    entry = lock_entry(wanted)
+    entry = lock_entry(wanted, place)
     try:
-        is_ours = all(member.nonce == wanted.nonce for member in survivors(entry).values())
-        if is_ours and write_failure(entry, wanted, error):
-            place.told = entry
-            entry.unlock()
+        place.has_told = write_failure(entry, wanted, error)
     finally:
-        if place.told is not entry:
-            entry.close()
+        entry.unlock()
 
 
-def _is_failure_known(wanted: Wanted) -> bool:
-    try:
-        entry = Entry.open(wanted.path, create=False)
-    except FileNotFoundError:
+def _is_failure_known(wanted: Wanted, place: Place) -> bool:
+    if place.entry is None or not place.entry.is_at_path():
         return False
-    try:
-        failure = failure_in(entry, wanted)
-        return failure is not None and lives(entry, failure)
-    finally:
-        entry.close()
+    failure = failure_in(place.entry, wanted)
+    return failure is not None and lives(place.entry, failure)
