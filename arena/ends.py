@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import count
 
 from arena.config import ArenaConfig
 from arena.device.pinning import chunk_bytes_of
@@ -22,7 +23,11 @@ from arena.shm.shortage import typed
 
 RANK_POLL_S = 0.02
 
-_joins: Counter[tuple[bytes, int]] = Counter()  # of this process, by segment and row
+
+@lru_cache(maxsize=1024)  # a process may come to any number of segments, and remembers the last ones
+def _joins(segment_id: bytes, row: int) -> Iterator[int]:
+    """Counts this process's joins at one place."""
+    return count(1)
 
 
 class OwnerEnd(Endpoint):
@@ -146,9 +151,8 @@ class MemberEnd(Endpoint):
             if same_pids:
                 self.writer = Peer.watch(handle.segment.creator_pid, handle.segment.creator_start)
             pid, start = os.getpid() if same_pids else 0, process.own_start_time()
-            place = handle.segment.segment_id, self.row
-            _joins[place] += 1
-            self.entry = MemberWord(State.JOINING, pid, start, _joins[place] % SERIAL_LIMIT)
+            serial = next(_joins(handle.segment.segment_id, self.row)) % SERIAL_LIMIT
+            self.entry = MemberWord(State.JOINING, pid, start, serial)
             self.ring = RingReader(attached, self.row, self.entry)
             super().__init__(attached, self.ring.shutdown)
         except BaseException:

@@ -8,7 +8,7 @@ import pytest
 import zmq
 from support import WATCHDOG_S, queue_of
 
-from arena import MessageQueue
+from arena import MessageQueue, ends
 from arena.message import outofband
 
 BESIDE: dict[str, Any] = {"arena": None, "max_chunk_bytes": 1024}  # a larger message goes out of band
@@ -61,6 +61,14 @@ def test_a_process_that_leaves_and_joins_again_gets_every_message() -> None:
             writer.wait_until_ready(WATCHDOG_S)
             assert outofband.identity(0, reader._end.entry) != outofband.identity(0, before)
         reader.shutdown()
+
+
+def test_what_a_process_remembers_of_its_joins_is_bounded() -> None:
+    """A process that serves one queue after another grows by none of them."""
+    for number in range(3000):
+        assert next(ends._joins(number.to_bytes(16, "little"), 0)) == 1
+    assert next(ends._joins((2999).to_bytes(16, "little"), 0)) == 2
+    assert ends._joins.cache_info().currsize < 3000
 
 
 def test_readers_that_have_ended_unheard_keep_nobody_out() -> None:
