@@ -21,6 +21,7 @@ from arena.errors import CorruptError, StaleSlotError
 from arena.protocol.extents import Extents
 from arena.protocol.warmth import Part, Warmth
 from arena.shm import trace
+from arena.shm.descriptors import is_kept
 from arena.shm.layout import PAGE
 from arena.shm.native import Lease, address_of, capsules, ffi, lib
 from arena.shm.segment import Segment
@@ -136,7 +137,8 @@ class SlotWriter:
             return slot
 
     def copy(self, slot: int, source: Any, threads: int, at: int = 0, nbytes: int | None = None) -> int:
-        """Fills a claimed slot, or ``nbytes`` of it from ``at`` on, from a C pointer; new pages by write(2).
+        """Fills a claimed slot, or ``nbytes`` of it from ``at`` on, from a C pointer; new pages by write(2),
+        unless the application has closed the file or there is none.
 
         Returns:
             0, or the errno of the file system or cgroup that has no page left: the slot is then to be aborted.
@@ -148,29 +150,39 @@ class SlotWriter:
         return 0
 
     def _copy_part(self, part: Part, source: Any, threads: int) -> int:
-        warm = part.warm_bytes if self._fd >= 0 else part.nbytes
-        to = self._mapping.data + part.offset
+        if part.warm_bytes < part.nbytes and is_kept(self._fd):
+            return self._copy_by_file(part, source, threads)
+        error = self._populate_part(part)
+        if not error:
+            lib.arena_copy(self._mapping.data + part.offset, source, part.nbytes, threads)
+        return error
+
+    def _copy_by_file(self, part: Part, source: Any, threads: int) -> int:
+        to, warm = self._mapping.data + part.offset, part.warm_bytes
         if warm:
             lib.arena_copy(to, source, warm, threads)
-        if warm < part.nbytes:
-            in_file = self._data_offset + part.offset + warm
-            error = lib.arena_copy_cold(self._fd, in_file, to + warm, source + warm, part.nbytes - warm)
-            if error:
-                return int(error)
+        in_file = self._data_offset + part.offset + warm
+        error = int(lib.arena_copy_cold(self._fd, in_file, to + warm, source + warm, part.nbytes - warm))
+        if not error:
             self._warmth.mark(part)
-        return 0
+        return error
 
     def populate(self, slot: int, at: int = 0, nbytes: int | None = None) -> int:
         """Takes the pages of a claimed slot that will be filled in place; 0, or an errno as from ``copy``."""
         offset, nbytes = self.offsets[slot] + at, self.lengths[slot] if nbytes is None else nbytes
         for part in self._warmth.parts(offset, nbytes):
-            if part.warm_bytes < part.nbytes:
-                ahead = part.offset % PAGE
-                error = lib.arena_populate(self._mapping.data + part.offset - ahead, part.nbytes + ahead, 1)
-                if error:
-                    return int(error)
-                self._warmth.mark(part)
+            if error := self._populate_part(part):
+                return error
         return 0
+
+    def _populate_part(self, part: Part) -> int:
+        if part.warm_bytes == part.nbytes:
+            return 0
+        ahead = part.offset % PAGE
+        error = int(lib.arena_populate(self._mapping.data + part.offset - ahead, part.nbytes + ahead, 1))
+        if not error:
+            self._warmth.mark(part)
+        return error
 
     def publish(self, slots: Iterable[int], members: int) -> None:
         """Fixes who owes a release for each slot of a message: the members now, and the writer for its own loans.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from slots_support import claimed
 from arena.protocol import slots
 from arena.protocol.slots import SlotWriter
 from arena.protocol.warmth import Part, Warmth
-from arena.shm.layout import LINE, PAGE
+from arena.shm import segment as segments
+from arena.shm.layout import LINE, PAGE, Layout
 from arena.shm.native import ffi, lib
 
 
@@ -37,15 +40,18 @@ def test_a_shortage_of_pages_is_an_errno_and_marks_nothing_warm(writer: SlotWrit
     slot = claimed(writer, 2 * PAGE)
     source = ffi.new("char[]", 2 * PAGE)
     writer._fd = 3  # as if there were a file: the native call is replaced
+    monkeypatch.setattr(slots, "is_kept", bool)
     monkeypatch.setattr(slots, "lib", Fake(arena_copy_cold=errno.ENOSPC, arena_populate=errno.ENOMEM))
     assert writer.copy(slot, source, 1) == errno.ENOSPC
     assert writer.populate(slot) == errno.ENOMEM
+    monkeypatch.setattr(slots, "is_kept", lambda fd: False)
+    assert writer.copy(slot, source, 1) == errno.ENOMEM
     assert [part.warm_bytes for part in writer._warmth.parts(0, 2 * PAGE)] == [0]
 
 
 @pytest.mark.parametrize(("is_writable", "fd"), [(True, 0), (True, 3), (False, -1)])
 def test_only_a_file_that_can_be_written_to_is(segment: Any, is_writable: bool, fd: int) -> None:
-    """Where it cannot, new pages are filled through the mapping, and a shortage is a SIGBUS."""
+    """Where it cannot, new pages are filled through the mapping."""
     segment.fd, segment.writable_file = max(fd, 0), is_writable
     assert SlotWriter(segment)._fd == fd
 
@@ -55,6 +61,7 @@ def test_new_pages_are_written_and_known_ones_copied_to(
     writer: SlotWriter, fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer._fd = fd
+    monkeypatch.setattr(slots, "is_kept", lambda of: of == fd)
     fake = Fake(arena_copy_cold=0, arena_copy=None)
     monkeypatch.setattr(slots, "lib", fake)
     source = ffi.new("char[]", 4 * PAGE)
@@ -73,6 +80,25 @@ def test_new_pages_are_written_and_known_ones_copied_to(
         ("arena_copy", data, source, 2 * PAGE, 1),
         ("arena_copy_cold", fd, in_file + 2 * PAGE, data + 2 * PAGE, source + 2 * PAGE, PAGE),
     ]
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_descriptor_that_is_the_applications_by_now_is_not_written_to(is_taken: bool, tmp_path: Path) -> None:
+    """By closerange and a file of its own of that number, or none: the bytes come through the mapping."""
+    segment = segments.create(Layout(1, 4, PAGE, 4 * PAGE))
+    own = os.open(tmp_path / "own", os.O_RDWR | os.O_CREAT)
+    try:
+        writer = SlotWriter(segment)
+        os.dup2(own, segment.fd) if is_taken else os.close(segment.fd)
+        payload = bytes(range(256)) * (2 * PAGE // 256)
+        assert writer.copy(claimed(writer, 2 * PAGE), ffi.from_buffer(payload), 1) == 0
+        assert bytes(ffi.buffer(segment.mapping.data, 2 * PAGE)) == payload
+        assert os.fstat(own).st_size == 0
+    finally:
+        segment.close()
+        os.close(own)
+        if is_taken:
+            os.close(segment.fd)
 
 
 def test_a_copy_of_a_piece_goes_where_it_belongs(segment: Any) -> None:
