@@ -95,20 +95,6 @@ def _leads_to(fd: int, identity: tuple[int, int]) -> bool:
     return (status.st_dev, status.st_ino) == identity
 
 
-def is_kept(fd: int) -> bool:
-    """Whether a descriptor from `open_kept` still leads to that file; else writing to it might be to the application's."""
-    with _lock:
-        return fd in _kept and _leads_to(fd, _kept[fd])
-
-
-def _leads_to(fd: int, identity: tuple[int, int]) -> bool:
-    try:
-        status = os.fstat(fd)
-    except OSError:
-        return False
-    return (status.st_dev, status.st_ino) == identity
-
-
 def _close_if(fd: int, identity: tuple[int, int]) -> None:
     if _leads_to(fd, identity):
         with contextlib.suppress(OSError):
