@@ -19,8 +19,10 @@ from unittest import mock
 
 from arena.errors import CapacityError
 from arena.offload import SharedOffloadRegion
+from arena.shm import directory as places
 from arena.shm import meeting, membership
 from arena.shm.backing import memory_path
+from arena.shm.capacity import SHM_DIRECTORY
 from arena.shm.directory import directory, entry_name
 from arena.shm.entry import Entry
 
@@ -49,6 +51,7 @@ class Plan:
     cpu_page_size: int = PAGE
     row_bytes: int = PAGE * RANKS
     rows: int = ROWS
+    place: str = SHM_DIRECTORY  # of the directory of the entries
 
 
 @dataclass
@@ -260,6 +263,7 @@ class _Child:
 
     def construct(self, plan: Plan) -> Outcome:
         self.plan, self.kill_at = plan, plan.kill_at
+        places.SHM_DIRECTORY = plan.place
         barrier = self.barrier
         if plan.driven:  # the model says who may pass it, and a failure stays in the entry, as in the model
             barrier = _open_barrier

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import uuid
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from offload_support import Outcome, Plan, Worker, remove_what_is_left, what_is_left, workers
 
+from arena.shm import directory as places
 from arena.shm.directory import directory
 from arena.shm.entry import Entry
 from spec.model import Action
@@ -22,7 +24,7 @@ TERMINAL = (Step.CLEANED_UP, Step.REFUSED, Step.DEAD)
 
 @dataclass
 class Walk:
-    """A run of real processes beside a run of the model.
+    """A run of real processes beside a run of the model, in a place where no `arena gc` of somebody else's comes by.
 
     A process stops after each step.  It is told to go on only when the model says that it has a step to take, so it
     never waits for a lock; what it then reports must be one of the model's steps.
@@ -49,6 +51,7 @@ class Walk:
                 check_error="too little memory" if fails and self.rng.random() < 0.7 else None,
                 break_at="arena.shm.population.populate" if fails and self.config.barrier else None,
                 driven=True,
+                place=places.SHM_DIRECTORY,
             )
             for rank, letter in enumerate(self.config.instances)
         ]
@@ -174,6 +177,11 @@ def walk(name: str, seed: int, walks: int) -> None:
     rare = {"path_is_another_file", "member_died_meanwhile", "find_failed_creator", "memory_check_fails", "population_fails"}
     rare |= {"find_unpopulated"}
     assert expected - steps <= rare, f"steps that no walk took: {expected - steps}"
+
+
+@pytest.fixture(autouse=True)
+def _place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "SHM_DIRECTORY", str(tmp_path))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
