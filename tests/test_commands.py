@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 import sys
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from arena.errors import ArenaError, CapacityError, ForkedError
 from arena.shm import tracelog
-from arena.tools import cli, engine, worker
+from arena.tools import cli, commands, engine, worker
 from arena.tools.commands import arena
 from arena.tools.extras import MissingExtra
 from spec.__main__ import main as spec
@@ -79,6 +81,15 @@ def test_without_click_the_extra_is_named_and_the_command_ends_with_3(
         cli.main()
     assert ended.value.code == 3
     assert "shm-tensor-arena[demo]" in capsys.readouterr().err
+
+
+def test_a_locale_without_a_character_costs_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`arena bench` prints what it has measured at its end, with a sign that ASCII lacks: all was lost then."""
+    page = io.TextIOWrapper(raw := io.BytesIO(), "ascii", "strict", write_through=True)
+    monkeypatch.setattr(sys, "stdout", page)
+    monkeypatch.setattr(commands, "arena", lambda prog_name: Console(file=sys.stdout).print("put ÷ memcpy"))
+    cli.main()
+    assert raw.getvalue() == b"put \\xf7 memcpy\n"
 
 
 class Words:

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from rich.console import Console
 
 from arena.tools import engine, extras, workload
 from arena.tools.commands import arena
-from arena.tools.report import Result, Row, table
+from arena.tools.report import LEGEND, Result, Row, show
 from arena.tools.transports import TRANSPORTS, PipeWriter
 
 DEMO = [sys.executable, "-c", "from arena.tools.cli import main; main()", "demo"]
@@ -178,16 +179,42 @@ def test_a_wave_keeps_each_request_for_its_steps_and_ends_all() -> None:
         assert alive == named
 
 
+def shown_at(width: int, result: Result, *, terminal: bool = True) -> list[str]:
+    """The lines of a page."""
+    text = StringIO()
+    show(result, Console(file=text, width=width, force_terminal=terminal, color_system=None))
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+THREE = [
+    Row("4096x4096", name, 12, 136.57, 148.55, 1127.12, 1139.33, 546.6, {"no_slot": 1234})
+    for name in ("arena", "out of band", "in-band pickle")
+]
+
+
 def test_the_table_shows_each_figure_whole_in_80_columns() -> None:
-    rows = [
-        Row("4096x4096", name, 12, 136.57, 148.55, 1127.12, 1139.33, 546.6, {"no_slot": 1234})
-        for name in ("arena", "out of band", "in-band pickle")
-    ]
-    shown = StringIO()
-    Console(file=shown, width=80).print(table(Result(4, 1, rows)))
+    text = "\n".join(shown_at(80, Result(4, 1, THREE)))
     figures = ("4096x4096", "in-band pickle", "136.6", "148.6", "1127.1", "1139.3", "546.6", "1234")
-    assert all(figure in shown.getvalue() for figure in figures)
-    assert "…" not in shown.getvalue()
+    assert all(figure in text for figure in figures)
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_words_below_a_table_that_is_narrower_use_all_columns(repeated: bool) -> None:
+    """What the columns mean used to be broken to the width of the table, which depends on its figures."""
+    small = [Row("64x64", name, 4, 0.1, 0.1, 0.1, 0.1, 0.1, {}) for name in ("arena", "out of band", "in-band pickle")]
+    result = Result(4, 1, small, lookups=2 if repeated else 0, hits=1)
+    lines = shown_at(80, result)
+    assert max(map(len, lines)) <= 80
+    below = lines[next(number for number, line in enumerate(lines) if line.startswith("writer:")) :]
+    assert " ".join(below) == f"{LEGEND} {result.verdict()}"
+    assert len(below) == len(textwrap.wrap(LEGEND, 80)) + len(textwrap.wrap(result.verdict(), 80))
+
+
+def test_the_verdict_is_the_last_line_where_no_terminal_breaks_it() -> None:
+    wrong = Result(4, 1, THREE, wrong=["arena, worker 0: [bold] " + "a name " * 40 + "end"])
+    for result in (Result(4, 1, THREE), wrong):
+        assert shown_at(120, result, terminal=False)[-1] == result.verdict()
 
 
 def test_the_verdict_says_who_is_sooner_and_how_sure_that_is() -> None:

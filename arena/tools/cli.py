@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 from arena.tools.exits import FAILED
@@ -10,6 +11,9 @@ from arena.tools.extras import MissingExtra, require
 
 def main() -> None:
     """Run the command line; without the packages that it needs, say which extra brings them."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character that the locale lacks must not cost what was measured
+            stream.reconfigure(errors="backslashreplace")
     try:
         require("click")
     except MissingExtra as error:

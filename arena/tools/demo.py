@@ -101,6 +101,5 @@ def _run(
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=2))
     else:
-        console_module.Console(width=None if sys.stdout.isatty() else WIDTH).print(report.table(result))
-        click.echo(result.verdict())
+        report.show(result, console_module.Console(width=None if sys.stdout.isatty() else WIDTH))
     return result.ok

@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING
 from arena.tools.transports import Counters
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 
 STEPS_ENOUGH = 10
+LEGEND = (
+    "writer: until the send returns; last worker: until it has the image; engine CPU, copied: by the writer; "
+    "fallbacks: what the arena did not take, small buffers apart"
+)
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,13 @@ def _ms(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
+def show(result: Result, page: Console) -> None:
+    """The table, what its columns mean, and the verdict: one line, except where a terminal must break it."""
+    page.print(table(result))
+    page.print(LEGEND, style="dim", highlight=False)
+    page.print(result.verdict(), soft_wrap=not page.is_terminal, markup=False, highlight=False)
+
+
 def table(result: Result) -> Table:
     """One line per size and transport; fits into 80 columns."""
     from rich import box
@@ -141,8 +153,6 @@ def table(result: Result) -> Table:
 
     shown = Table(
         title=f"per step that brings an image, workers: {result.workers}; medians",
-        caption="writer: until the send returns; last worker: until it has the image; engine CPU,\n"
-        "copied: by the writer; fallbacks: what the arena did not take, small buffers apart",
         box=box.SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
         pad_edge=False,
