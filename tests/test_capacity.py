@@ -17,10 +17,14 @@ from support import WATCHDOG_S, queue_of
 from arena import ArenaConfig, MessageQueue
 from arena.errors import CapacityError
 from arena.shm import capacity, hugepages
-from arena.shm.capacity import CgroupMemory, check_cgroup, check_file_system, memory_cgroups
+from arena.shm.capacity import CgroupMemory, Demand, check_cgroups, check_file_system, check_machine, memory_cgroups
 from arena.shm.native import ffi
 
 MIB = 1 << 20
+
+
+def demand(nbytes: int) -> Demand:
+    return Demand("a segment", nbytes, "use less")
 
 
 # ---- a small /dev/shm -----------------------------------------------------------------------------------------------
@@ -28,7 +32,12 @@ MIB = 1 << 20
 
 def in_small_shm(size: str, program: str) -> str:
     """Runs a program where /dev/shm is a tmpfs of that size; its output."""
-    script = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$0" -W error -c "$1"'
+    return with_mount(f"-t tmpfs -o size={size} tmpfs /dev/shm", program)
+
+
+def with_mount(mount: str, program: str) -> str:
+    """Runs a program where that is mounted; its output."""
+    script = f'mount {mount} && exec "$0" -W error -c "$1"'
     command = ["unshare", "--mount", "sh", "-c", script, sys.executable, program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, check=False)
     if "unshare" in done.stderr or "mount:" in done.stderr:
@@ -126,16 +135,39 @@ def test_shm_backing_in_a_file_system_that_has_room() -> None:
 
 def test_the_check_names_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "file_system_free_bytes", lambda directory: 1000)
-    check_file_system(1000)
+    check_file_system(demand(1000))
     with pytest.raises(CapacityError, match=r"1001 bytes .* 1000 bytes free.*memfd.*--shm-size.*emptyDir"):
-        check_file_system(1001)
+        check_file_system(demand(1001))
 
 
 def test_a_file_system_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.statvfs("/dev/shm")
     unlimited = os.statvfs_result((real.f_bsize, real.f_frsize, 0, 0, 0, 0, 0, 0, 0, 0))
     monkeypatch.setattr(os, "statvfs", lambda directory: unlimited)
-    check_file_system(1 << 60)
+    check_file_system(demand(1 << 60))
+
+
+def test_with_a_dev_shm_that_cannot_be_written_to_the_way_out_is_memfd() -> None:
+    """No smaller capacity would do."""
+    output = with_mount(
+        "-t tmpfs -o ro tmpfs /dev/shm",
+        BEGIN
+        + """
+text = refused(arena=ArenaConfig(1 << 20, slots=4, backing="shm"), max_chunk_bytes=4096)
+print("backing='memfd'" in text, "tmpfs" in text, "capacity_bytes" in text)
+writer, reader = ends(arena=ArenaConfig(1 << 20, slots=4), max_chunk_bytes=4096)
+writer.enqueue(torch.arange(50_000))
+print(len(reader.dequeue(60)))
+""",
+    )
+    assert output == "True True False\n50000\n"
+
+
+def test_without_a_dev_shm_the_way_out_is_memfd(tmp_path: Path) -> None:
+    with pytest.raises(
+        CapacityError, match=r"/none: No such file or directory.*mount a tmpfs there, or use backing='memfd'"
+    ):
+        check_file_system(demand(1), str(tmp_path / "none"))
 
 
 # ---- memory cgroups -------------------------------------------------------------------------------------------------
@@ -194,19 +226,29 @@ def test_no_cgroup_file(tmp_path: Path) -> None:
 
 def test_the_tightest_group_counts(caplog: pytest.LogCaptureFixture) -> None:
     groups = [CgroupMemory(Path("/outer"), 10_000, 0), CgroupMemory(Path("/inner"), 50_000, 45_000)]
-    check_cgroup(5000, populated=False, groups=iter(groups))
+    check_cgroups(demand(5000), populated=False, groups=groups)
     assert not caplog.records
-    check_cgroup(5001, populated=False, groups=iter(groups))
+    check_cgroups(demand(5001), populated=False, groups=groups)
     (line,) = caplog.records
     assert line.levelno == logging.WARNING
-    assert all(text in line.getMessage() for text in ("5001", "/inner", "50000", "45000", "smaller capacity_bytes"))
+    assert all(text in line.getMessage() for text in ("5001", "/inner", "50000", "45000", "use less"))
 
 
 def test_populated_memory_that_can_never_fit_is_an_error() -> None:
     groups = [CgroupMemory(Path("/g"), 10_000, 9_000)]
-    check_cgroup(10_000, populated=True, groups=iter(groups))  # a warning: cache may be given back
-    with pytest.raises(CapacityError, match=r"10001 bytes.*/g.*10000 bytes.*prefault='lazy'"):
-        check_cgroup(10_001, populated=True, groups=iter(groups))
+    check_cgroups(demand(10_000), populated=True, groups=groups)  # a warning: cache may be given back
+    with pytest.raises(CapacityError, match=r"10001 bytes.* 10000 bytes .*/g .*less.*raise the container's memory limit"):
+        check_cgroups(demand(10_001), populated=True, groups=groups)
+
+
+def test_populated_memory_must_fit_into_every_group(caplog: pytest.LogCaptureFixture) -> None:
+    """Not only into the one with the least headroom, which may have the larger limit."""
+    groups = [CgroupMemory(Path("/inner"), 4000, 0), CgroupMemory(Path("/outer"), 10_000, 9500)]
+    with pytest.raises(CapacityError, match=r"5000 bytes does not fit into the 4000 bytes that .* /inner allows"):
+        check_cgroups(demand(5000), populated=True, groups=groups)
+    assert not caplog.records
+    check_cgroups(demand(5000), populated=False, groups=groups)
+    assert "/outer" in caplog.text
 
 
 def test_a_small_cgroup_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -223,7 +265,7 @@ def test_a_small_cgroup_is_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: 
 def test_pages_that_the_machine_does_not_have_are_not_taken(monkeypatch: pytest.MonkeyPatch, prefault: Any) -> None:
     """The kernel's answer would be the OOM killer, whoever it hits."""
     monkeypatch.setattr(capacity, "available_bytes", lambda: 256 * MIB)
-    with pytest.raises(CapacityError, match=rf"this machine has {256 * MIB} bytes available.*prefault='lazy'"):
+    with pytest.raises(CapacityError, match=rf"{256 * MIB} bytes available on this machine.*prefault='lazy'"):
         MessageQueue(1, 1, arena=ArenaConfig(256 * MIB, prefault=prefault))
     with queue_of(1, arena=ArenaConfig(256 * MIB)) as (writer, _):
         writer.enqueue("lazy pages that are never used cost nothing")
@@ -233,7 +275,7 @@ def test_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < (capacity.available_bytes() or 0) < 1 << 50
     monkeypatch.setattr(capacity, "meminfo", dict)
     assert capacity.available_bytes() is None
-    capacity.check_machine(1 << 60)
+    check_machine(demand(1 << 60))
 
 
 @pytest.mark.parametrize("prefault", ["lazy", "background", "eager"])

@@ -241,13 +241,13 @@ def test_the_creator_alone_checks_the_memory_and_all_of_it(engine_id: str) -> No
 
 
 def test_more_than_the_machine_has_is_refused_with_the_numbers(engine_id: str) -> None:
-    with pytest.raises(CapacityError, match=r"a region of \d+ bytes does not fit: this machine has available \d+ bytes"):
+    with pytest.raises(CapacityError, match=r"a region of \d+ bytes does not fit into the \d+ bytes available"):
         SharedOffloadRegion(engine_id, 1 << 30, 0, 1 << 20, 4096)
 
 
 def test_a_small_dev_shm_is_an_error_for_shm_and_not_for_memfd(engine_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 25."""
-    monkeypatch.setattr(capacity, "file_system_free_bytes", lambda: 4096)
+    monkeypatch.setattr(capacity, "file_system_free_bytes", lambda directory: 4096)
     with pytest.raises(CapacityError, match=r"use backing='memfd'.*--shm-size"):
         region(engine_id, backing="shm")
     with region(engine_id, backing="memfd"):

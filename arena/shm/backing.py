@@ -21,7 +21,7 @@ from typing import Protocol
 from arena.errors import AttachError, CapacityError
 from arena.shm import capacity, process
 from arena.shm.capacity import HUGE_PAGE
-from arena.shm.descriptors import close_kept, no_fork, open_owned
+from arena.shm.descriptors import close_kept, is_kept, no_fork, open_owned
 from arena.shm.directory import ENTRY_PREFIX, MEMORY_PREFIX
 from arena.shm.entry import BACKINGS, Entry, Record
 from arena.shm.layout import align
@@ -36,17 +36,17 @@ Records = dict[int, Record]
 class Backing(Protocol):
     """Where a region's memory comes from."""
 
-    def open(self, member: Record) -> int | None:
+    def open(self, member: Record) -> Owned | None:
         """The memory, through a live member; None if it has died meanwhile.
 
         Raises:
             AttachError: the member lives, and its memory cannot be reached from here.
         """
 
-    def create(self, nbytes: int, *, huge_pages: bool) -> int:
+    def create(self, nbytes: int, *, huge_pages: bool) -> Owned:
         """New memory of at least that many bytes."""
 
-    def close(self, fd: int) -> None:
+    def close(self, fd: Owned) -> None:
         """Gives up this process's hold of the memory; tensors may keep it mapped."""
 
 
@@ -66,7 +66,7 @@ class MemfdBacking:
             if (_has_memory(record) if record.namespace == here else bool(entry.is_held(offset)))
         }
 
-    def open(self, member: Record) -> int | None:
+    def open(self, member: Record) -> Owned | None:
         if member.namespace != process.pid_namespace():
             raise AttachError(
                 f"the region belongs to process {member.pid} of another PID namespace ({member.namespace}, here "
@@ -87,12 +87,12 @@ class MemfdBacking:
             return None
         return fd
 
-    def create(self, nbytes: int, *, huge_pages: bool) -> int:
+    def create(self, nbytes: int, *, huge_pages: bool) -> Owned:
         if huge_pages and (fd := self._create_huge(nbytes)) is not None:
             return fd
         return self._create_sealed(nbytes, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
-    def _create_huge(self, nbytes: int) -> int | None:
+    def _create_huge(self, nbytes: int) -> Owned | None:
         free = capacity.free_huge_bytes()
         needed = align(nbytes, HUGE_PAGE)
         if free < needed:
@@ -111,7 +111,7 @@ class MemfdBacking:
         check_capacity(nbytes, "memfd")
         return None
 
-    def _create_sealed(self, nbytes: int, flags: int) -> int:
+    def _create_sealed(self, nbytes: int, flags: int) -> Owned:
         try:
             fd = open_owned(os.memfd_create, self._name, flags)
             try:
@@ -130,7 +130,7 @@ class MemfdBacking:
             ) from error
         return fd
 
-    def close(self, fd: int) -> None:
+    def close(self, fd: Owned) -> None:
         close_kept(fd)
 
 
@@ -173,7 +173,7 @@ class ShmBacking:
             return held
         return member.namespace != process.pid_namespace() or process.start_time(member.pid) == member.start
 
-    def open(self, member: Record) -> int | None:
+    def open(self, member: Record) -> Owned | None:
         try:
             fd = open_owned(os.open, self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -185,7 +185,7 @@ class ShmBacking:
             raise
         return fd
 
-    def create(self, nbytes: int, *, huge_pages: bool) -> int:
+    def create(self, nbytes: int, *, huge_pages: bool) -> Owned:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = open_owned(os.open, self._path, flags, 0o600)
         try:
@@ -197,8 +197,10 @@ class ShmBacking:
             raise
         return fd
 
-    def close(self, fd: int) -> None:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # a mapping that somebody still holds would keep the lock
+    def close(self, fd: Owned) -> None:
+        if is_kept(fd):
+            if is_open(fd):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a mapping that somebody still holds would keep the lock
         close_kept(fd)
 
 
@@ -240,32 +242,11 @@ def check_capacity(nbytes: int, backing: str, *, huge_pages: bool = False) -> No
     """
     if huge_pages and backing == "memfd" and capacity.are_huge_pages_reserved(nbytes):
         return
-    _require(nbytes, capacity.available_bytes(), "this machine has available", "use fewer chunks")
+    demand = capacity.Demand("a region", nbytes, "use fewer chunks")
+    capacity.check_machine(demand)
     if backing == "shm":
-        _require(
-            nbytes,
-            capacity.file_system_free_bytes(),
-            f"{capacity.SHM_DIRECTORY} has free",
-            "use backing='memfd', which has no such limit, or fewer chunks, or enlarge it (docker: --shm-size or "
-            "--ipc=host; Kubernetes: an emptyDir with medium: Memory)",
-        )
-    groups = list(capacity.memory_cgroups())
-    tightest = min(groups, key=lambda group: group.limit_bytes - group.used_bytes, default=None)
-    if tightest is None:
-        return
-    limit = f"the memory cgroup {tightest.path} allows"
-    _require(nbytes, tightest.limit_bytes, limit, "use fewer chunks or raise the container's memory limit")
-    if nbytes > tightest.limit_bytes - tightest.used_bytes:
-        log.warning(
-            "a region of %d bytes, in the memory cgroup %s with a limit of %d bytes of which %d are used: unless some "
-            "of that is cache, the kernel ends a process; use fewer chunks or raise the container's memory limit",
-            nbytes, tightest.path, tightest.limit_bytes, tightest.used_bytes,
-        )  # fmt: skip
-
-
-def _require(needed: int, there: int | None, where: str, way_out: str) -> None:
-    if there is not None and needed > there:
-        raise CapacityError(f"a region of {needed} bytes does not fit: {where} {there} bytes; {way_out}")
+        capacity.check_file_system(demand)
+    capacity.check_cgroups(demand, populated=True)
 
 
 def _has_memory(member: Record) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,53 +100,70 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def check_file_system(needed_bytes: int, directory: str = SHM_DIRECTORY) -> None:
-    """Refuses a named segment that its file system cannot hold: a store into it would end the process by SIGBUS.
+@dataclass(frozen=True)
+class Demand:
+    """Memory that is about to be made: what it is for, how much, and how its user asks for less."""
+
+    what: str
+    nbytes: int
+    less: str
+
+    def require(self, there: int | None, where: str, more: str = "") -> None:
+        """Refuses what is not there; ``more`` are other ways out."""
+        if there is not None and self.nbytes > there:
+            raise CapacityError(
+                f"{self.what} of {self.nbytes} bytes does not fit into the {there} bytes {where}: {self.less}{more}"
+            )
+
+
+def check_file_system(demand: Demand, directory: str = SHM_DIRECTORY) -> None:
+    """Refuses a named file that its file system cannot hold: a store into it would end the process by SIGBUS.
 
     Raises:
         CapacityError: with the numbers and the ways out.
     """
-    free = file_system_free_bytes(directory)
-    if free is not None and free < needed_bytes:
+    try:
+        free = file_system_free_bytes(directory)
+    except OSError as error:
         raise CapacityError(
-            f"a segment of {needed_bytes} bytes does not fit into {directory}, which has {free} bytes free: use "
-            "backing='memfd', which has no such limit, or a smaller capacity_bytes, or enlarge it "
-            "(docker: --shm-size or --ipc=host; Kubernetes: an emptyDir with medium: Memory)"
-        )
+            f"{demand.what} cannot be made in {directory}: {error.strerror} (errno {error.errno}): mount a tmpfs there, or "
+            "use backing='memfd', which does without"
+        ) from error
+    demand.require(
+        free,
+        f"free in {directory}",
+        ", use backing='memfd', which has no such limit, or enlarge it (docker: --shm-size or --ipc=host; Kubernetes: an "
+        "emptyDir with medium: Memory)",
+    )
 
 
-def check_machine(needed_bytes: int) -> None:
+def check_machine(demand: Demand) -> None:
     """Refuses pages that are all taken at once and are not there: the kernel's answer would be the OOM killer.
 
     Raises:
         CapacityError: with the numbers and the ways out.
     """
-    there = available_bytes()
-    if there is not None and needed_bytes > there:
-        raise CapacityError(
-            f"a segment of {needed_bytes} bytes cannot be populated: this machine has {there} bytes available; use a "
-            "smaller capacity_bytes, or prefault='lazy'"
-        )
+    demand.require(available_bytes(), "available on this machine")
 
 
-def check_cgroup(needed_bytes: int, *, populated: bool, groups: Iterator[CgroupMemory] | None = None) -> None:
-    """Compares a segment with the memory cgroup.
+def check_cgroups(demand: Demand, *, populated: bool, groups: Iterable[CgroupMemory] | None = None) -> None:
+    """Compares a demand with the memory cgroups.
 
     Lazy pages that are never used cost nothing, and the use counts cache that the kernel gives back, so a lack of
     headroom is one warning.  Pages that are all taken at once and can never fit are an error.
 
     Raises:
-        CapacityError: ``populated`` and the segment is larger than the limit.
+        CapacityError: ``populated``, and a group's limit is smaller.
     """
-    groups = memory_cgroups() if groups is None else groups
+    groups = list(memory_cgroups() if groups is None else groups)
+    if populated:
+        for group in groups:
+            where = f"that the memory cgroup {group.path} allows"
+            demand.require(group.limit_bytes, where, ", or raise the container's memory limit")
     tightest = min(groups, key=lambda group: group.limit_bytes - group.used_bytes, default=None)
-    if tightest is None or needed_bytes <= tightest.limit_bytes - tightest.used_bytes:
-        return
-    numbers = (
-        f"a segment of {needed_bytes} bytes, in the memory cgroup {tightest.path} with a limit of "
-        f"{tightest.limit_bytes} bytes of which {tightest.used_bytes} are used"
-    )
-    way_out = "use a smaller capacity_bytes or raise the container's memory limit"
-    if populated and needed_bytes > tightest.limit_bytes:
-        raise CapacityError(f"{numbers}, cannot be populated: {way_out}, or use prefault='lazy'")
-    log.warning("%s: if all of it is used, the kernel ends a process; %s", numbers, way_out)
+    if tightest is not None and demand.nbytes > tightest.limit_bytes - tightest.used_bytes:
+        log.warning(
+            "%s of %d bytes, in the memory cgroup %s with a limit of %d bytes of which %d are used: if all of it is used, "
+            "and none of that is cache, the kernel ends a process; %s, or raise the container's memory limit",
+            demand.what, demand.nbytes, tightest.path, tightest.limit_bytes, tightest.used_bytes, demand.less,
+        )  # fmt: skip

@@ -121,13 +121,15 @@ def create(of: Layout, *, backing: Backing = "memfd", prefault: Prefault = "lazy
     Raises:
         CapacityError: the memory is not there; the text has the numbers and the ways out.
     """
-    if backing == "shm":
-        capacity.check_file_system(of.total_bytes)
     populated = prefault != "lazy"
+    less = "use a smaller capacity_bytes" + (", or prefault='lazy'" if populated else "")
+    demand = capacity.Demand("a segment", of.total_bytes, less)
+    if backing == "shm":
+        capacity.check_file_system(demand)
     if not (huge_pages and backing == "memfd" and capacity.are_huge_pages_reserved(of.total_bytes)):
         if populated:
-            capacity.check_machine(of.total_bytes)
-        capacity.check_cgroup(of.total_bytes, populated=populated)
+            capacity.check_machine(demand)
+        capacity.check_cgroups(demand, populated=populated)
     segment_id = secrets.token_bytes(ID_BYTES)
     fd, of, path, writable_file = _open_new(of, backing, segment_id, huge_pages)
     try:
@@ -211,6 +213,10 @@ def _no_memory(what: str, of: Layout, error: OSError) -> CapacityError:
         way_out = (
             "this kernel or sandbox lacks memfd_create or its seals (backing='shm' needs neither), or MADV_DONTFORK or "
             "MADV_WIPEONFORK (Linux 4.14), without which a fork would not be safe"
+        )
+    elif error.errno in (errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOTDIR):
+        way_out = (
+            f"backing='shm' needs a tmpfs at {capacity.SHM_DIRECTORY} that this user can write to; or use backing='memfd'"
         )
     else:
         way_out = (
