@@ -43,12 +43,15 @@ def cache(session: Session) -> None:
     """Puts, gets, holds, evictions, clears and killed readers of an ObjectCache, against an oracle."""
     with Pool() as pool, ObjectCache(CAPACITY_BYTES, READERS, max_objects=OBJECTS) as store:
         play = Play(session, pool, store)
-        for case in session.cases(1500):
-            try:
+        steps = 0
+        try:
+            for case in session.cases(1500):
+                steps += 1
                 play.step(session.rng(case))
-            except Failure as failure:
-                raise Failure(f"step {case} (all steps before it belong to it): {failure}") from None
-        play.finish()
+            play.finish()
+        except Failure as failure:  # all steps before it belong to it
+            first = session.options.get("first") or 0
+            raise Failure(f"step {steps}: {failure}", f"--first {first} --runs {steps}") from None
 
 
 class Play:

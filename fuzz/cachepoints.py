@@ -35,20 +35,21 @@ def cachepoints(session: Session) -> None:
         for role in session.options.get("role") or ROLES:
             for name in session.options.get("signal") or SIGNALS:
                 at = session.rng(role, name).randrange(stride) if only is None else int(only)
-                while _hit(pool, session, Arm(role, 0, at, SIGNALS[name])) and only is None and not session.over():
+                while not session.over() and _hit(pool, name, Arm(role, 0, at, SIGNALS[name])):
+                    session.count("cases")
                     session.count(f"{name} {role}")
                     at += stride
+                    if only is not None:
+                        break
 
 
-def _hit(pool: Pool, session: Session, arm: Arm) -> bool:
+def _hit(pool: Pool, name: str, arm: Arm) -> bool:
     """One match; whether the step was reached."""
     worker = pool.take()
     try:
         report = (_hit_writer if arm.role == "writer" else _hit_reader)(worker, arm)
     except Failure as failure:
-        name = next(name for name, number in SIGNALS.items() if number == arm.signal)
-        replay = f"python -m fuzz cachepoints --seed {session.seed} --role {arm.role} --signal {name} --at {arm.at}"
-        raise Failure(f"{arm}: {failure}\n  {replay}") from None
+        raise Failure(f"{arm}: {failure}", f"--role {arm.role} --signal {name} --at {arm.at}") from None
     if report is None:  # it was killed
         pool.end(worker)
         return True

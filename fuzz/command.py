@@ -86,7 +86,7 @@ def _options(name: str) -> list[click.Parameter]:
 
 def _command(name: str) -> click.Command:
     def run(seed: int | None, seconds: float | None, runs: int | None, first: int | None, **options: Any) -> None:
-        sys.exit(execute(name, seed, seconds, runs, {"first": first or 0, **options}))
+        sys.exit(execute(name, seed, seconds, runs, {"first": first, **options}))
 
     return click.Command(name, params=_options(name), callback=run, help=targets.find(name).__doc__)
 
@@ -121,7 +121,7 @@ def execute(name: str, seed: int | None, seconds: float | None, runs: int | None
         return 0
     console.print(f"[red]{name} FAILED[/red] with seed {session.seed}:")
     console.print(str(failure), markup=False)
-    console.print(f"replay: {_replay(name, session)}", markup=False)
+    console.print(f"replay: {replay(name, session, failure)}", markup=False)
     return 1
 
 
@@ -129,13 +129,14 @@ def _described(session: Session) -> str:
     return ", ".join(f"{what} {n}" for what, n in session.counts.items()) or "starting"
 
 
-def _replay(name: str, session: Session) -> str:
-    """The case that failed alone, where cases are drawn one by one; else the whole run."""
-    words = ["python -m fuzz", name, f"--seed {session.seed}"]
-    options = dict(session.options)
-    if session.counts["cases"] or name not in ("crashpoints", "recovery"):
-        options["first"] = int(options.get("first", 0)) + session.counts["cases"]
-        words.append("--runs 1")
+def replay(name: str, session: Session, failure: BaseException) -> str:
+    """The command that leads there again: to the failed case alone, where cases are drawn one by one; else as before."""
+    words = [f"python -m fuzz {name} --seed {session.seed}"]
+    if isinstance(failure, Failure) and failure.replay is not None:
+        return " ".join([*words, failure.replay])
+    options = {"seconds": session.seconds, "runs": session.runs, **session.options}
+    if session.case is not None:
+        options |= {"seconds": None, "runs": 1, "first": session.case}
     for option, value in options.items():
         values = value if isinstance(value, tuple) else (value,)
         words += [f"--{option} {each}" for each in values if each is not None]

@@ -43,7 +43,10 @@ HANDLE_REFUSALS = (*REFUSALS, ValueError, TypeError)
 def corruption(session: Session) -> None:
     """Damaged segment words, records, stubs, handles and frames: refused by a typed error, in a process that lives on."""
     if session.options.get("input"):
-        damage_once(guided.Choices(bytes.fromhex(session.options["input"])))
+        try:
+            damage_once(guided.Choices(bytes.fromhex(session.options["input"])))
+        except Failure as failure:
+            raise Failure(str(failure), f"--input {session.options['input']}") from None
         return
     seconds = None if session.seconds is None else session.seconds / 2
     drawn = dataclasses.replace(session, seconds=seconds)
@@ -69,11 +72,12 @@ def _drawn(session: Session) -> None:
             at = batch[0]
             try:
                 while (sign := worker.next())[0] == "said":
-                    at, what = sign[1]
+                    done, what = sign[1]
+                    at = done + 1
                     session.count(what)
-            except (Ended, Failure) as failure:
-                replay = f"python -m fuzz bytes --seed {session.seed} --first {at} --runs 1"
-                raise Failure(f"case {at} or the next one: {failure}\n  {replay}") from None
+            except (Ended, Failure) as failure:  # or what the one before has left behind
+                first = max(batch[0], at - 1)
+                raise Failure(f"case {at}: {failure}", f"--first {first} --runs {at - first + 1}") from None
 
 
 def damage(side: Side, seed: int, first: int, n: int) -> None:

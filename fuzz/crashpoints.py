@@ -63,7 +63,11 @@ def _sweep(session: Session, lanes: Lanes, n_readers: int, role: str, name: str)
     """Steps 0, 1, ... until they are not reached any more; every ``stride``-th, from a random one, if told."""
 
     def hit(pool: Pool, at: int) -> bool:
-        reached = _hit(pool, n_readers, [Arm(role, at % n_readers, at, SIGNALS[name])], session)
+        try:
+            reached = _play(pool, n_readers, [Arm(role, at % n_readers, at, SIGNALS[name])], session)
+        except Failure as failure:
+            raise Failure(str(failure), f"--readers {n_readers} --role {role} --signal {name} --at {at}") from None
+        session.count("cases")
         if reached:
             session.count(f"{name} {role} {n_readers}")
             session.count("points")
@@ -74,11 +78,11 @@ def _sweep(session: Session, lanes: Lanes, n_readers: int, role: str, name: str)
         return
     stride = int(session.options.get("stride", 1))
     at = session.rng(role, name, n_readers).randrange(stride)
-    while not session.over() and any(lanes.map(hit, [at + i * stride for i in range(LANES)])):
-        at += LANES * stride
+    while (n := session.left(LANES)) and any(lanes.map(hit, [at + i * stride for i in range(n)])):
+        at += n * stride
 
 
-def _hit(pool: Pool, n_readers: int, arms: list[Arm], session: Session) -> bool:
+def _play(pool: Pool, n_readers: int, arms: list[Arm], session: Session) -> bool:
     """Plays a match; whether every arm was reached."""
     every = int(session.options.get("trace", TRACE_EVERY))  # an exception is no action of the model
     is_traced = bool(every) and arms[0].at % every == 0 and all(arm.signal != signal.SIGUSR1 for arm in arms)
@@ -86,21 +90,11 @@ def _hit(pool: Pool, n_readers: int, arms: list[Arm], session: Session) -> bool:
     try:
         match.play()
     except Failure as failure:
-        hint = "".join(
-            f"\n  python -m fuzz crashpoints --seed {session.seed} --readers {n_readers} --role {arm.role} "
-            f"--signal {_name_of(arm.signal)} --at {arm.at}"
-            for arm in arms
-            if len(arms) == 1
-        )
-        raise Failure(f"{n_readers} readers, {', '.join(map(str, arms))}: {failure}{hint}") from None
+        raise Failure(f"{n_readers} readers, {', '.join(map(str, arms))}: {failure}") from None
     session.count("matches")
     if is_traced:
         session.count("traces accepted")
     return match.reached == len(arms)
-
-
-def _name_of(number: int) -> str:
-    return next(name for name, each in SIGNALS.items() if each == number)
 
 
 def crashpairs(session: Session) -> None:
@@ -111,10 +105,9 @@ def crashpairs(session: Session) -> None:
         def hit(pool: Pool, case: int) -> None:
             n_readers, arms = _pair(session.rng(case), totals)
             try:
-                reached = _hit(pool, n_readers, arms, session)
-            except Failure as failure:
-                replay = f"python -m fuzz crashpairs --seed {session.seed} --first {case} --runs 1"
-                raise Failure(f"{failure}\n  {replay}") from None
+                reached = _play(pool, n_readers, arms, session)
+            except Failure as failure:  # several are under way at once
+                raise Failure(str(failure), f"--first {case} --runs 1") from None
             session.count("both reached" if reached else "not both reached")
 
         for batch in batched(session.cases(2000), LANES):

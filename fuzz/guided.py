@@ -67,8 +67,10 @@ def run(session: Session, runs: int, seconds: float | None, target: str = DAMAGE
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         found = sorted(path for path in Path(directory).iterdir() if path.name.startswith(("crash-", "timeout-", "oom-")))
         if done.returncode or found:
-            replay = "".join(f"\n  python -m fuzz bytes --input {path.read_bytes().hex() or '00'}" for path in found)
-            raise Failure(f"led by coverage, exit code {done.returncode}:\n{done.stdout[-4000:]}{replay}")
+            inputs = [f"--input {path.read_bytes().hex() or '00'}" for path in found]
+            commands = "".join(f"\n  python -m fuzz bytes {each}" for each in inputs)
+            told = f"led by coverage, exit code {done.returncode}:\n{done.stdout[-4000:]}{commands}"
+            raise Failure(told, next(iter(inputs), None))
     return _number_of_runs(done.stdout)
 
 

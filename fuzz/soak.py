@@ -26,7 +26,7 @@ def soak(session: Session) -> None:
     In the one the writer and a reader live through the whole run, so that what they have can be held to be flat; in the
     other the writer is killed, stopped and shut down, too.
     """
-    if session.seconds is None:
+    if session.seconds is None and session.runs is None:
         session.seconds = 30.0
     n_readers = int(session.options.get("readers", 3))
     with Pool() as pool:
@@ -149,7 +149,9 @@ class _Soak:
         while not self._session.over() or len(self._samples) < SAMPLES_MIN:
             self._listen(max(0.0, due - time.monotonic()))
             if time.monotonic() >= due:
-                self._event()
+                if not self._session.over():
+                    self._event()
+                    self._session.count("cases")
                 self._pool.fork_ahead()
                 due = time.monotonic() + self._rng.random() * 2 * EVENT_S
         for group in (self._steady, self._mortal):

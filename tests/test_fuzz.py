@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,12 @@ import guided_fault
 import pytest
 from click.testing import CliRunner
 
+from fuzz import cache as caches
+from fuzz import cachepoints, command, crashpoints, guided, targets
 from fuzz import canary as canaries
-from fuzz import command, guided, targets
 from fuzz.exhaustion import COMBINATIONS
 from fuzz.planted import FAULTS
+from fuzz.scenario import Arm
 from fuzz.session import Failure, Session
 
 SMOKE: dict[str, dict[str, Any]] = {
@@ -50,7 +54,7 @@ def _run(name: str, seed: int, options: dict[str, Any]) -> Session:
     try:
         targets.find(name)(session)
     except Failure as failure:
-        pytest.fail(f"python -m fuzz {name} --seed {seed}: {failure}")
+        pytest.fail(f"{command.replay(name, session, failure)}: {failure}")
     return session
 
 
@@ -116,6 +120,22 @@ def test_every_target_runs_small_and_long() -> None:
     assert set(SMOKE) == set(DEEP) == set(targets.names()) - {"canary"}
 
 
+def output_of(name: str, *arguments: str) -> str:
+    """What a run says that fails."""
+    result = CliRunner().invoke(command.main, [name, "--seed", "5", *arguments])
+    assert result.exit_code == 1, result.output
+    assert result.output.startswith(f"{name}: seed 5")
+    text: str = result.output
+    return text
+
+
+def replay_of(name: str, *arguments: str) -> str:
+    """The command that it says last."""
+    last = output_of(name, *arguments).splitlines()[-1]
+    assert last.startswith(f"replay: python -m fuzz {name} --seed 5")
+    return last.removeprefix(f"replay: python -m fuzz {name} --seed 5").strip()
+
+
 def test_failure_prints_the_command_that_replays_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails_at_3(session: Session) -> None:
         for case in session.cases(10):
@@ -123,6 +143,75 @@ def test_failure_prints_the_command_that_replays_its_case(monkeypatch: pytest.Mo
                 raise Failure("the fourth case")
 
     monkeypatch.setattr(targets, "find", lambda name: fails_at_3)
-    result = CliRunner().invoke(command.main, ["extents", "--seed", "5"])
-    assert result.exit_code == 1
-    assert "replay: python -m fuzz extents --seed 5 --runs 1 --first 3" in result.output
+    assert replay_of("extents") == "--runs 1 --first 3"
+    assert replay_of("extents", "--seconds", "60", "--first", "2") == "--runs 1 --first 3"
+
+
+def fails_when(condition: Callable[..., bool]) -> Callable[..., Any]:
+    def fails(*arguments: Any) -> bool:
+        if condition(*arguments):
+            raise Failure("planted")
+        return True
+
+    return fails
+
+
+def test_a_failing_point_is_replayed_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_there(pool: object, n_readers: int, arms: list[Arm], session: Session) -> bool:
+        return (arms[0].role, arms[0].signal, arms[0].at) == ("reader", signal.SIGSTOP, 6) and n_readers == 4
+
+    monkeypatch.setattr(crashpoints, "_play", fails_when(lambda *match: is_there(*match) or match[2][0].at > 9))
+    chosen = ("--readers", "4", "--role", "reader", "--signal", "stop", "--at", "6")
+    assert replay_of("crashpoints", *chosen[:6]) == " ".join(chosen)
+    assert replay_of("crashpoints", *chosen) == " ".join(chosen)
+
+
+def test_a_failing_pair_is_replayed_alone_though_several_are_played_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crashpoints, "_steps_of", lambda *_: dict.fromkeys(crashpoints.ROLES, 100))
+    _, second = crashpoints._pair(Session(5).rng(1), dict.fromkeys((2, 4), dict.fromkeys(crashpoints.ROLES, 100)))
+    monkeypatch.setattr(crashpoints, "_play", fails_when(lambda pool, n_readers, arms, session: arms == second))
+    assert replay_of("crashpairs", "--runs", "8") == "--first 1 --runs 1"
+    assert replay_of("crashpairs", "--first", "1", "--runs", "1") == "--first 1 --runs 1"
+
+
+def test_a_failing_cache_point_is_replayed_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cachepoints, "_hit_reader", fails_when(lambda worker, arm: True))
+    chosen = ("--role", "reader", "--signal", "kill", "--at", "3")
+    assert replay_of("cachepoints", *chosen) == " ".join(chosen)
+
+
+def test_steps_that_build_on_one_another_are_replayed_from_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[object] = []
+    monkeypatch.setattr(caches.Play, "step", lambda self, rng: fails_when(lambda: len(steps) == 2)() and steps.append(rng))
+    assert replay_of("cache", "--first", "7", "--runs", "9") == "--first 7 --runs 3"
+
+
+def test_a_soak_is_replayed_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuzz.soak._Soak", fails_when(lambda *_: True))
+    assert replay_of("soak", "--seconds", "9", "--readers", "2") == "--seconds 9.0 --readers 2 --output ."
+
+
+def test_what_coverage_led_to_is_replayed_by_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuzz.corruption._drawn", lambda session: None)
+    monkeypatch.setattr(guided, "is_available", lambda: True)
+    monkeypatch.setattr(guided, "run", fails_when(lambda *_: True))
+    monkeypatch.setattr("fuzz.corruption.damage_once", fails_when(lambda *_: True))
+    assert replay_of("bytes", "--input", "0a0b") == "--input 0a0b"
+
+
+LIMITED: dict[str, dict[str, Any]] = {  # these go on until nothing is left to do, or the time is over
+    "crashpoints": {"readers": (2,), "role": ("reader",), "signal": ("exception",)},
+    "cachepoints": {"role": ("reader",), "signal": ("exception",)},
+    "soak": {"readers": 1},
+}
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_target_plays_no_more_cases_than_it_is_told(name: str, seed: int) -> None:
+    session = Session(seed, None, 3, LIMITED[name])
+    targets.find(name)(session)
+    assert session.counts["cases"] == 3
+
+
+def test_the_canary_plants_no_more_than_it_is_told() -> None:
+    assert "planted 1" in output_of("canary", "--runs", "1")
