@@ -21,7 +21,7 @@ from typing import Protocol
 from arena.errors import AttachError, CapacityError
 from arena.shm import capacity, process
 from arena.shm.capacity import HUGE_PAGE
-from arena.shm.descriptors import close_kept, is_kept, no_fork, open_owned
+from arena.shm.descriptors import Owned, close_kept, is_kept, no_fork, open_owned
 from arena.shm.directory import ENTRY_PREFIX, MEMORY_PREFIX
 from arena.shm.entry import BACKINGS, Entry, Record
 from arena.shm.layout import align
@@ -199,7 +199,6 @@ class ShmBacking:
 
     def close(self, fd: Owned) -> None:
         if is_kept(fd):
-            if is_open(fd):
             fcntl.flock(fd, fcntl.LOCK_UN)  # a mapping that somebody still holds would keep the lock
         close_kept(fd)
 

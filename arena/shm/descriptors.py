@@ -74,8 +74,8 @@ def no_fork() -> Iterator[None]:
 def close_kept(fd: int) -> None:
     """Closes a descriptor from `open_kept`; nothing in a forked child, which has it no more, or if it is another file."""
     with _lock:
-        identity = _kept.get(fd)
-        if identity is None or (isinstance(fd, Owned) and fd.identity is not identity):  # another one has its number
+        identity = _kept_as(fd)
+        if identity is None:
             return
         _close_if(fd, identity)
         _kept.pop(fd)  # only now: where a handler raises, it is still an `Owned` one's to close
@@ -84,7 +84,14 @@ def close_kept(fd: int) -> None:
 def is_kept(fd: int) -> bool:
     """Whether a descriptor from `open_kept` still leads to that file; else writing to it might be to the application's."""
     with _lock:
-        return fd in _kept and _leads_to(fd, _kept[fd])
+        identity = _kept_as(fd)
+        return identity is not None and _leads_to(fd, identity)
+
+
+def _kept_as(fd: int) -> tuple[int, int] | None:
+    """What it was opened as; None if it is closed, or another one has its number."""
+    identity = _kept.get(fd)
+    return None if isinstance(fd, Owned) and fd.identity is not identity else identity
 
 
 def _leads_to(fd: int, identity: tuple[int, int]) -> bool:
