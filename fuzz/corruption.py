@@ -247,6 +247,7 @@ def _frames(rng: Random) -> str:
     writer, reader = _queue()
     try:
         end: Any = writer._end
+        end._out_of_band._open()  # as before the first message
         socket = end._out_of_band._socket
         address = identity(0, end.members.entry(0))
         while True:
