@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from arena.bench import harness, offload, peers, scenarios
+from arena.bench import harness, offload, peers, readers, scenarios
 from arena.bench.registry import ALL_SCENARIOS
 from arena.errors import CapacityError
 from arena.shm import capacity, rendezvous
@@ -147,6 +150,20 @@ class Collector:
 
     def collect(self) -> None:
         pass
+
+
+def test_a_reader_leaves_an_interrupt_to_the_bench_from_its_start() -> None:
+    """It ignores Ctrl-C once it has imported what tells it to: until then it told of it with a traceback."""
+    pool = readers.Pool()
+    try:
+        pool._grow(1)
+        status = Path(f"/proc/{pool.pids(1)[0]}/status").read_text()
+    finally:
+        pool.close()
+    blocked = re.search(r"SigBlk:\s*(\w+)", status)
+    assert blocked is not None
+    assert int(blocked[1], 16) >> (signal.SIGINT - 1) & 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_memory_that_cannot_be_mapped_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

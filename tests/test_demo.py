@@ -21,6 +21,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from rich.console import Console
+from support import wait_until
 
 from arena.tools import engine, extras, workload
 from arena.tools.commands import arena
@@ -117,6 +118,25 @@ def test_nothing_is_left_when_the_engine_is_ended(end: signal.Signals, tmp_path:
         assert alive == []
     assert list(tmp_path.iterdir()) == []
     assert {name for name in os.listdir("/dev/shm") if "arena" in name} <= files_before
+
+
+def test_a_worker_that_still_imports_leaves_an_interrupt_to_the_engine() -> None:
+    """Ctrl-C goes to all processes of a terminal: each worker that was not at work yet told of it with a traceback."""
+    with subprocess.Popen([*DEMO, *SMALL, "0.1"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as engine:
+        try:
+            wait_until(lambda: engine.poll() is not None or len(_importing(engine)) == 2, "two workers that import")
+            for child in _importing(engine):
+                child.send_signal(signal.SIGINT)
+            _, told = engine.communicate(timeout=120)
+        finally:
+            engine.kill()
+    assert (engine.returncode, told.strip()) == (0, "")
+
+
+def _importing(engine: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The engine's children that have begun to import torch, which takes them seconds."""
+    children = psutil.Process(engine.pid).children()
+    return [child for child in children if "libtorch" in Path(f"/proc/{child.pid}/maps").read_text()]
 
 
 def test_a_worker_that_ends_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from arena.bench.peers import resident_bytes
-from arena.tools.processes import die_with_parent
+from arena.tools.processes import deaf_to_interrupts, die_with_parent
 from arena.tools.transports import Endpoint, PipeReader, PipeWriter, Reader, Writer
 
 RECEIVE_TIMEOUT_S = 120.0
@@ -154,7 +154,8 @@ class Pool:
             ours, theirs = context.Pipe()
             receiving, sending = context.Pipe(duplex=False)
             process = context.Process(target=_serve, args=(theirs, receiving), daemon=True)
-            process.start()
+            with deaf_to_interrupts():
+                process.start()
             theirs.close()
             receiving.close()
             self._connections.append(ours)

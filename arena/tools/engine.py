@@ -16,6 +16,7 @@ from arena.tools import worker
 from arena.tools.cached import CachedWriter
 from arena.tools.exits import CommandFailed
 from arena.tools.images import FrameSize
+from arena.tools.processes import deaf_to_interrupts
 from arena.tools.report import Result, Sample, summarise
 from arena.tools.transports import TRANSPORTS, ArenaWriter, Writer
 from arena.tools.workload import Payload, Step, payloads, renewed, wave
@@ -42,7 +43,10 @@ class Crew:
         try:
             for name in names:
                 self.writers[name] = {**TRANSPORTS, CACHED: CachedWriter}[name](n_workers)
-            self._start(names[0])
+            with deaf_to_interrupts():
+                self._start(names[0])
+            for name, writer in self.writers.items():
+                self._await_ready(name, writer)
         except BaseException:
             self.close(timeout_s=0)
             raise
@@ -59,8 +63,6 @@ class Crew:
             sending.close()
             self._acknowledgements.append(receiving)
             self._processes.append(process)
-        for name, writer in self.writers.items():
-            self._await_ready(name, writer)
 
     def _await_ready(self, name: str, writer: Writer) -> None:
         """In the order in which the workers connect; a worker that has failed is told at once."""

@@ -5,8 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from multiprocessing import parent_process
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import parent_process, resource_tracker
 from multiprocessing.connection import wait
+
+
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """What is started in the block never gets Ctrl-C, also while it still imports what `die_with_parent` is called from.
+
+    A Ctrl-C that comes in the block is this process's when the block ends.
+    """
+    resource_tracker.ensure_running()  # starting it would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def die_with_parent() -> None:
