@@ -21,6 +21,7 @@ from arena.config import CAPACITY_BYTES_MAX, ArenaConfig, in_range
 from arena.device.interface import Device, Stream
 from arena.endpoint import NEVER, Deadline
 from arena.handle import Handle, checked_handle
+from arena.message.tensors import DIMS_MAX
 from arena.reader import ReaderEnd
 from arena.shm.layout import READERS_MAX
 from arena.writer import WriterEnd
@@ -358,6 +359,8 @@ def _checked_shape(shape: Any) -> torch.Size:
         raise ValueError(f"shape={shape!r}: must be an integer or a sequence of integers") from None
     if min(sizes, default=1) < 1:
         raise ValueError(f"shape={shape!r}: a loan has at least one element")
+    if len(sizes) > DIMS_MAX:
+        raise ValueError(f"shape={shape!r}: a loan has at most {DIMS_MAX} dimensions")
     if math.prod(sizes) > CAPACITY_BYTES_MAX:
         raise ValueError(f"shape={shape!r}: too large; no arena has more than {CAPACITY_BYTES_MAX} bytes")
     return torch.Size(sizes)

@@ -18,7 +18,7 @@ class ReaderStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """A queue in numbers, at one moment.
+    """A queue in numbers, at one moment.  Buffers are counted once their message is published, however often it was tried.
 
     Attributes:
         slots_total: of the slot table.

@@ -99,13 +99,18 @@ class WriterEnd(OwnerEnd):
                 self._send_with_buffers(message, deadline)
             else:
                 self._send_plain(b"".join(message.pickle_parts), deadline)
-            self._messages_total += 1
         except BaseException:
             self._end_message(message)
             raise
+        self._is_out(message)
+        self._unsettled = False
+
+    def _is_out(self, message: pickling.Encoded) -> None:
+        self._messages_total += 1
+        if message.outcomes:
+            self._encoder.count(message)
         if message.slots:
             self.slots.enqueue(message.slots, self.ring.begun)
-        self._unsettled = False
 
     def _settle(self) -> None:
         """Before slots are claimed: puts right what an exception cut short the last time."""
@@ -117,10 +122,10 @@ class WriterEnd(OwnerEnd):
         if self.ring.position == self.ring.begun:
             self._encoder.abort(message)
         else:
-            self.slots.enqueue(message.slots, self.ring.begun)
+            self._is_out(message)
 
     def loan(self, shape: Sequence[int], dtype: torch.dtype, deadline: Deadline) -> torch.Tensor:
-        if dtype not in tensors.DLPACK:
+        if not isinstance(dtype, torch.dtype) or dtype not in tensors.DLPACK:
             raise ValueError(f"dtype={dtype!r}: a loan has one of {', '.join(map(str, tensors.DLPACK))}")
         nbytes = torch.Size(shape).numel() * dtype.itemsize
         return self.in_turn(deadline, self._loan, shape, dtype, nbytes)

@@ -117,6 +117,21 @@ def many_dimensions() -> torch.Tensor:
     return floats(COUNT).view([2] * 12 + [3])
 
 
+@kind
+def more_dimensions_than_dlpack_has() -> torch.Tensor:
+    return floats(COUNT).view([1] * 65 + [COUNT])
+
+
+@kind
+def more_dimensions_and_gaps() -> torch.Tensor:
+    return floats().view([1] * 65 + [ROWS, COLUMNS])[..., ::2]
+
+
+@kind
+def sliding_window() -> torch.Tensor:
+    return floats(COUNT).unfold(0, 64, 1)
+
+
 # ---- flags ----------------------------------------------------------------------------------------------------------
 
 

@@ -41,6 +41,7 @@ def _rare_imports() -> None:
 @pytest.fixture(scope="module", params=WAYS)
 def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     with queue_of(1, **WAYS[request.param]) as (writer, (reader,)):
+        sent((writer, reader), bytes(100_000))  # the first message out of band opens a socket for the queue's life
         settle()
         yield writer, reader
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import random
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import SMALL, WATCHDOG_S, Side, in_thread, is_in_call, queue_of, readers_of, wait_until
+from support import SMALL, WATCHDOG_S, Side, Unpicklable, in_thread, is_in_call, queue_of, readers_of, wait_until
 from traffic import mixed_message, read_all
 
 from arena import ArenaConfig, MessageQueue
@@ -224,6 +226,8 @@ def test_every_buffer_is_counted_with_its_reason() -> None:
             torch.rand(2048),  # no slot
             torch.rand(2048).requires_grad_(),
             torch.rand(1, 5).expand(2000, 5),
+            torch.rand(2048).unfold(0, 64, 1),  # expanded: 62 times as large if it were gathered
+            torch.rand(2048).view([1] * 65 + [2048]),
             torch.empty(0),
             np.zeros(3),  # small
             bytes(2 << 20),  # out of band
@@ -233,17 +237,45 @@ def test_every_buffer_is_counted_with_its_reason() -> None:
         statistics = writer.statistics()
         assert statistics.fallback_total == {
             "small": 2, "oversize": 1, "no_extent": 1, "no_slot": 1, "unsupported:requires_grad": 1,
-            "unsupported:expanded": 1, "unsupported:empty": 1,
+            "unsupported:expanded": 2, "unsupported:dimensions": 1, "unsupported:empty": 1,
         }  # fmt: skip
         assert statistics.diverted_total == 2
         assert statistics.bytes_copied == 4096 + 8192
         assert (statistics.slots_total, statistics.slots_free) == (2, 0)
         assert (statistics.bytes_capacity, statistics.bytes_in_use) == (64 << 10, 12 << 10)
-        assert (statistics.messages_total, statistics.out_of_band_total) == (11, 1)
+        assert (statistics.messages_total, statistics.out_of_band_total) == (13, 1)
         (one,) = statistics.readers
         assert (one.rank, one.alive, one.lag) == (0, True, 0)
         with pytest.raises(dataclasses.FrozenInstanceError):
             statistics.slots_free = 3  # type: ignore[misc]
+
+
+def test_what_was_not_sent_is_not_counted() -> None:
+    """A message that fails, or is tried again and again until there is room, counts once: when it is out."""
+    buffers = [torch.rand(2048), torch.rand(10), torch.empty(0)]
+    with queue_of(1, max_chunk_bytes=4096, max_chunks=1) as (writer, (reader,)):
+        loan = writer.loan(2048, torch.float32)
+        for bad in (Unpicklable(), lambda: 0):
+            with pytest.raises((ValueError, AttributeError, pickle.PicklingError)):
+                writer.enqueue([buffers, loan, bad])
+        assert writer.statistics().messages_total == 0
+        sent = 0
+        with suppress(TimeoutError):
+            while True:
+                writer.enqueue(bytes(2000), timeout=0)
+                sent += 1
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                writer.enqueue([buffers, loan, bytes(2000)], timeout=0)
+        before = writer.statistics()
+        assert (before.diverted_total, before.loaned_total, before.bytes_copied, before.fallback_total) == (0, 0, 0, {})
+        assert before.messages_total == sent > 0
+        for _ in range(sent):
+            reader.dequeue(5)
+        writer.enqueue([buffers, loan, bytes(2000)], timeout=0)
+        after = writer.statistics()
+        assert (after.diverted_total, after.loaned_total, after.bytes_copied) == (2, 1, 8192)
+        assert after.fallback_total == {"small": 1, "unsupported:empty": 1}
 
 
 def test_without_an_arena_everything_large_says_so() -> None:

@@ -33,6 +33,8 @@ log = logging.getLogger("arena.message")
 REUSE_BYTES = 64 << 10
 """A pickler is used again (making one costs as much as pickling 1 KB), unless a large pickle has blown up its memo."""
 
+DIVERTED = "diverted"
+LOANED = "loaned"
 SMALL = "small"
 UNSUPPORTED = "unsupported"
 
@@ -58,10 +60,11 @@ class Encoded:
         buffers: the buffer table, in the order in which the pickle asks for buffers.
         inline: the buffers that travel with the pickle.
         kept: what owns the loans in it, which must not end before it is out.
-        slots: the slots that it holds, one per grant.
+        slots: the slots that it holds, one per grant, and the number of each.
+        outcomes: what became of each buffer, and its length: they count once the message is out.
     """
 
-    __slots__ = ("buffers", "inline", "kept", "pickle_bytes", "pickle_parts", "slots")
+    __slots__ = ("buffers", "inline", "kept", "outcomes", "pickle_bytes", "pickle_parts", "slots")
 
     def __init__(self) -> None:
         self.pickle_bytes = 0
@@ -69,7 +72,8 @@ class Encoded:
         self.buffers: list[Buffer] = []
         self.inline: list[Inline] = []
         self.kept: list[object] = []
-        self.slots: list[int] = []
+        self.slots: dict[int, int] = {}
+        self.outcomes: list[tuple[str, int]] = []
 
 
 _NO_MESSAGE = Encoded()
@@ -77,12 +81,22 @@ _NO_MESSAGE = Encoded()
 
 @dataclass
 class Counts:
-    """What became of the buffers so far: diverted ones, and by reason those that were not."""
+    """What became of the buffers of all messages that are out: diverted ones, and by reason those that were not."""
 
     diverted: int = 0
     loaned: int = 0
     bytes_copied: int = 0
     fallback: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: str, nbytes: int) -> None:
+        if outcome is DIVERTED:
+            self.diverted += 1
+            self.bytes_copied += nbytes
+        elif outcome is LOANED:
+            self.diverted += 1
+            self.loaned += 1
+        else:
+            self.fallback[outcome] += 1
 
 
 class _Sink:
@@ -161,7 +175,14 @@ class Encoder:
         """Gives the slots of a message that will not go out back; in a forked child they are the parent's."""
         if self._slots.is_mapped:
             self._slots.abort(message.slots)
-        message.slots = []
+        message.slots = {}
+        message.outcomes = []
+
+    def count(self, message: Encoded) -> None:
+        """The message is out: its buffers count."""
+        for outcome in message.outcomes:
+            self.counts.add(*outcome)
+        message.outcomes = []
 
     def _check_process(self) -> None:
         """After code of the object's own, in which it may have forked: nothing here is the child's.
@@ -187,7 +208,7 @@ class Encoder:
         if reason is None:
             reason = tensors.refusal_of_place(t, strides)
         if reason is not None:
-            self.counts.fallback[f"{UNSUPPORTED}:{reason}"] += 1
+            self._message.outcomes.append((f"{UNSUPPORTED}:{reason}", 0))
             if t.layout is not torch.strided:  # torch keeps every sparse tensor that it rebuilds: not with a slot inside
                 return pickle.loads, (pickle.dumps(t, protocol=5),)
             return t.__reduce_ex__(5)  # type: ignore[no-untyped-call]
@@ -248,7 +269,7 @@ class Encoder:
     def _claim(self, nbytes: int) -> int | None:
         """A slot of this message, or None with the reason counted."""
         if nbytes < self._divert_bytes:
-            self.counts.fallback[SMALL] += 1
+            self._message.outcomes.append((SMALL, nbytes))
             return None
         if not self._collected:  # every time, not only when full: low addresses are reused while they are warm
             self._slots.collect()
@@ -257,20 +278,17 @@ class Encoder:
         if isinstance(slot, Refusal):
             self._refused(slot, nbytes)
             return None
-        self._message.slots.append(slot)
+        self._message.slots[slot] = len(self._message.slots)
         return slot
 
     def _diverted(self, slot: int, nbytes: int, inline: Kind) -> Buffer:
-        self.counts.diverted += 1
-        self.counts.bytes_copied += nbytes
-        return Buffer(in_slot(inline), self._message.slots.index(slot), 0, nbytes)
+        self._message.outcomes.append((DIVERTED, nbytes))
+        return Buffer(in_slot(inline), self._message.slots[slot], 0, nbytes)
 
     def _in_loan(self, slot: int, within: int, nbytes: int, inline: Kind) -> Buffer:
-        if slot not in self._message.slots:
-            self._message.slots.append(slot)
-        self.counts.diverted += 1
-        self.counts.loaned += 1
-        return Buffer(in_slot(inline), self._message.slots.index(slot), within, nbytes)
+        number = self._message.slots.setdefault(slot, len(self._message.slots))
+        self._message.outcomes.append((LOANED, nbytes))
+        return Buffer(in_slot(inline), number, within, nbytes)
 
     def _beside(self, address: Any, nbytes: int, inline: Kind, keepalive: object) -> Buffer:
         self._message.inline.append(Inline(address, nbytes, keepalive))
@@ -279,12 +297,12 @@ class Encoder:
     def _give_up(self, slot: int) -> None:
         """The memory behind a claimed slot is not there."""
         nbytes = self._slots.lengths[slot]
-        self._message.slots.remove(slot)
+        del self._message.slots[slot]  # the last one
         self._slots.abort([slot])
         self._refused(Refusal.NO_MEMORY, nbytes)
 
     def _refused(self, reason: Refusal, nbytes: int) -> None:
-        self.counts.fallback[reason.value] += 1
+        self._message.outcomes.append((reason.value, nbytes))
         if reason is not Refusal.NO_ARENA and self._warnings.allows(reason.value):
             log.warning(
                 "a buffer of %d bytes does not go through the arena: %s (%d slots free, %d of %d bytes in use); it "

@@ -21,6 +21,7 @@ DLPACK: dict[torch.dtype, tuple[int, int]] = {
     getattr(torch, name): pair for name, pair in _DLPACK_NAMES.items() if hasattr(torch, name)
 }
 BYTE = (_UINT, 8)
+DIMS_MAX = 64  # of a capsule: see csrc/arena_tensors.c
 
 # One-byte dtypes that torch can view as bytes: they travel as uint8 and are viewed back.
 VIEWED: frozenset[torch.dtype] = frozenset(
@@ -52,6 +53,8 @@ def refusal(t: torch.Tensor) -> str | None:
         return "attributes"
     if torch._C._functorch.is_functorch_wrapped_tensor(t):
         return "wrapper"
+    if t.dim() > DIMS_MAX:
+        return "dimensions"
     if t.numel() == 0:
         return "empty"
     if t.data_ptr() == 0:
@@ -73,9 +76,9 @@ def refusal_of_place(t: torch.Tensor, strides: Sequence[int] | None) -> str | No
     """Why a tensor keeps its own reduction for the sake of its strides (None: contiguous) or of its storage's size."""
     reach = t.numel()
     if strides is not None:
-        if any(stride == 0 and size > 1 for stride, size in zip(strides, t.shape)):
-            return "expanded"  # elements share a place: gathering it would make it larger
         reach = 1 + sum([(size - 1) * stride for size, stride in zip(t.shape, strides)])
+        if reach < t.numel() or any(stride == 0 and size > 1 for stride, size in zip(strides, t.shape)):
+            return "expanded"  # elements share a place: gathering it would make it larger
     cut_short = t.untyped_storage().nbytes() < (t.storage_offset() + reach) * t.itemsize  # by resize_
     return "storage" if cut_short else None
 
