@@ -20,7 +20,7 @@ from spec.orders_machine import (
     Program,
     at_most,
 )
-from spec.orders_programs import PROGRAMS
+from spec.orders_programs import EDGES, PROGRAMS
 from spec.orders_search import candidates
 
 CHOICES = {"W": (RELAXED, RELEASE, SEQ_CST), "R": (RELAXED, ACQUIRE, SEQ_CST), "U": ORDERS, "F": ORDERS}
@@ -180,28 +180,28 @@ def _lowest_below(orders: Assignment, found: list[dict[str, str]], given: Assign
 def _problems_of_text(text: str, header: Mapping[str, Access], programs: tuple[Program, ...]) -> Iterator[str]:
     if declared(text) != len(header):
         yield f"the header defines {declared(text)} functions, of which {len(header)} are understood"
-    used: dict[str, set[str]] = {}
+    used: set[str] = set()
     for program in programs:
         for site, possible in analysis(program).possible.items():
-            used.setdefault(site, set()).update(program.labels)
+            used.add(site)
             if site in header and header[site].order not in possible:
                 yield f"{header[site].function}: this access can only be {', '.join(possible)}"
     for site, access in header.items():
         yield from access.complaints
         if site not in used:
             yield f"no program looks at {access.function}"
-        elif not used[site] & set(access.labels):
-            yield f"{access.function} stands at none of the edges {', '.join(sorted(used[site]))}"
-    for site in used:
-        if site not in header:
-            yield f"the header has no function for {site}"
-    ends = [label for access in header.values() for label in access.labels]
-    known = {label for program in programs for label in program.labels}
-    for label in sorted(set(ends) | known):
-        if label not in known:
-            yield f"no program is about [{label}]"
-        elif label not in ends:
-            yield f"[{label}] stands nowhere in the header"
+        else:
+            yield from _problems_of_labels(access, {label for label, ends in EDGES.items() if site in ends})
+    for site in sorted(used - header.keys()):
+        yield f"the header has no function for {site}"
+
+
+def _problems_of_labels(access: Access, edges: set[str]) -> Iterator[str]:
+    """A label stands at the ends of its edge, at all of them and nowhere else."""
+    for label in sorted(edges - set(access.labels)):
+        yield f"{access.function} is an end of [{label}], which does not stand there"
+    for label in sorted(set(access.labels) - edges):
+        yield f"{access.function} is no end of [{label}], which stands there"
 
 
 def _join(one: str, other: str) -> str:

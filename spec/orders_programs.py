@@ -235,3 +235,26 @@ STAMPS = Program(
 )
 
 PROGRAMS = (MESSAGE_SLOT, RING, *PARKING, EVICT_HELD, GET_NEXT, ADMIT, LEAVE, RECLAIM, STAMPS)
+
+# Each edge of the header: the accesses at both its ends.
+EDGES = {
+    "ring.publish": {"published_store", "published_load", "gen_store[slot.gen]"},  # which orders the word as well
+    "ring.consume": {"consumed_store", "consumed_load"},
+    "slot.done": {"done_store", "done_load"},
+    "slot.gen": {"gen_store[slot.gen]", "gen_load[slot.gen]"},
+    "object.publish": {"gen_store[object.publish]", "gen_load[object.evict]"},
+    "object.evict": {"gen_store[object.evict]", "hold_load", "hold_store[object.evict]", "gen_load[object.evict]"},
+    "object.release": {"hold_store[object.release]", "hold_load"},
+    "park.published": {
+        "park_store", "park_load", "park_exchange", "fence_publish_to_parked", "fence_parked_to_published",
+    },
+    "park.consumed": {
+        "park_store", "park_load", "park_exchange", "fence_consumed_to_parked", "fence_parked_to_consumed",
+    },
+    "closed": {"closed_store", "fence_closed_to_parked", "park_store", "park_exchange", "closed_load"},
+    "member.claim": {"member_cas", "member_load"},
+    "member.admit": {"member_cas", "member_load"},
+    "member.leave": {"member_store", "member_load"},
+    "member.reclaim": {"member_store", "member_cas", "member_load"},
+    "trace.stamp": {"stamp_add"},
+}  # fmt: skip

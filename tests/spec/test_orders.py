@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from spec import models
 from spec.orders import command
 from spec.orders_check import analysis, check_header, minimal
 from spec.orders_header import HEADER, Access, accesses
@@ -32,7 +33,7 @@ from spec.orders_machine import (
     write,
 )
 from spec.orders_parking import ADMIT_UNPARKS, CLOSED_WRITER, SHUTDOWN_READER, SHUTDOWN_WRITER
-from spec.orders_programs import EVICT_HELD, PROGRAMS
+from spec.orders_programs import EDGES, EVICT_HELD, PROGRAMS
 from spec.orders_search import candidates
 
 TEXT = HEADER.read_text()
@@ -279,9 +280,34 @@ def test_a_reason_is_asked_for() -> None:
     assert [problem.split(" ")[0] for problem in problems] == ["arena_closed_store_seq_cst"]
 
 
-@pytest.mark.parametrize("label", sorted({label for access in DECLARED.values() for label in access.labels}))
-def test_a_missing_edge_is_rejected(label: str) -> None:
-    assert check_header(TEXT.replace(f"[{label}]", label)).problems
+def test_a_program_about_an_edge_has_both_its_ends() -> None:
+    """Between them the programs of an edge make every access of it; and no program is about anything else."""
+    looks = {("member.claim", "member_load"), ("member.reclaim", "member_load")}  # the swap that follows orders
+    for label, ends in EDGES.items():
+        made = set().union(*(analysis(program).choices for program in PROGRAMS if label in program.labels))
+        assert {(label, site) for site in ends - made} <= looks
+    assert {label for program in PROGRAMS for label in program.labels} == set(EDGES)
+
+
+def test_the_models_name_edges_of_the_header() -> None:
+    """Each edge of the header is one of a step of a model too, but for the stamps of traces, which are no protocol."""
+    named = {
+        edge.strip("[]")
+        for name in models.available()
+        for each in models.load(name).model(models.load(name).Config()).actions
+        for edge in each.edges
+    }
+    assert named == set(EDGES) - {"trace.stamp"}
+
+
+LABEL = re.compile(r"\[([a-z]+(?:\.[a-z]+)?)\]")
+
+
+@pytest.mark.parametrize("place", [match.span() for match in LABEL.finditer(TEXT)], ids=lambda place: TEXT[slice(*place)])
+def test_a_label_that_is_missing_or_wrong_anywhere_is_rejected(place: tuple[int, int]) -> None:
+    start, end = place
+    for other in ("", *(f"[{label}]" for label in EDGES if f"[{label}]" != TEXT[start:end])):
+        assert check_header(TEXT[:start] + other + TEXT[end:]).problems, other
 
 
 def test_a_function_that_no_program_knows_is_rejected() -> None:
