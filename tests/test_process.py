@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import signal
 import subprocess
@@ -10,8 +11,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from support import wait_until
+from support import WATCHDOG_S, wait_until
 
+from arena import ObjectCache
 from arena.shm import process
 from arena.shm.process import Peer
 
@@ -126,8 +128,30 @@ def test_names_with_brackets_do_not_confuse() -> None:
 
 
 def test_namespace_and_boot() -> None:
-    assert process.pid_namespace() == os.stat("/proc/self/ns/pid").st_ino
+    assert process.pid_namespace() % (1 << 32) == os.stat("/proc/self/ns/pid").st_ino
     assert process.boot_id() == process.boot_id() != ""
+
+
+def test_a_process_of_another_time_namespace_is_not_taken_for_a_dead_one() -> None:
+    """Start times are shifted there: its reader was buried alive, and what it held was overwritten under its views."""
+    program = """
+import pickle, sys
+from arena import ObjectCache
+from arena.errors import AttachError
+from arena.shm import process
+print(process.start_time(int(sys.argv[2])) != int(sys.argv[3]))
+try:
+    ObjectCache.attach(pickle.loads(bytes.fromhex(sys.argv[1])), 0)
+except AttachError as error:
+    print("time namespace" in str(error), "backing='shm'" in str(error))
+"""
+    with ObjectCache(1 << 20, 1) as cache:
+        arguments = [pickle.dumps(cache.export_handle()).hex(), str(os.getpid()), str(process.own_start_time())]
+        command = ["unshare", "--time", "--boottime", "1000", "--fork", sys.executable, "-c", program, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, check=False)
+    if "unshare" in done.stderr:
+        pytest.skip(f"no time namespace here: {done.stderr.strip()}")
+    assert (done.stdout, done.stderr) == ("True\nTrue True\n", "")
 
 
 def test_a_descriptor_that_the_application_closed_proves_nothing(child: subprocess.Popen[bytes], peer: Peer) -> None:

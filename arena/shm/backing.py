@@ -69,8 +69,9 @@ class MemfdBacking:
     def open(self, member: Record) -> Owned | None:
         if member.namespace != process.pid_namespace():
             raise AttachError(
-                f"the region belongs to process {member.pid} of another PID namespace ({member.namespace}, here "
-                f"{process.pid_namespace()}), where /proc/<pid>/fd leads elsewhere: they all need backing='shm'"
+                f"the region belongs to process {member.pid} of another PID namespace, or time namespace "
+                f"({member.namespace}, here {process.pid_namespace()}), where /proc/<pid>/fd leads elsewhere: they all need "
+                "backing='shm'"
             )
         try:
             fd = open_owned(os.open, _path_of(member), os.O_RDWR | os.O_CLOEXEC)

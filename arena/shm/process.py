@@ -40,9 +40,19 @@ def boot_id() -> str:
         return "unknown"
 
 
+_MACHINES_TIME = 0xEFFFFFFA  # the inode of the first time namespace: PROC_TIME_INIT_INO of the kernel
+
+
 def pid_namespace() -> int:
-    """The inode of this process's PID namespace: pids and /proc mean the same to all processes in it."""
-    return os.stat("/proc/self/ns/pid").st_ino
+    """Equal in processes to which a pid and its start time mean the same.
+
+    The inode of the PID namespace; in a time namespace, which shifts all start times, with that one's above it.
+    """
+    try:
+        time = os.stat("/proc/self/ns/time").st_ino
+    except FileNotFoundError:  # Linux before 5.6 has none
+        time = _MACHINES_TIME
+    return os.stat("/proc/self/ns/pid").st_ino | (time ^ _MACHINES_TIME) << 32
 
 
 def _pid_behind(descriptor: int) -> int | None:

@@ -345,9 +345,9 @@ def _check_reach(handle: SegmentHandle) -> None:
         )
     if handle.backing == "memfd" and handle.pid_namespace != process.pid_namespace():
         raise AttachError(
-            f"segment {handle.path} belongs to another PID namespace ({handle.pid_namespace}, here "
+            f"segment {handle.path} belongs to another PID namespace, or time namespace ({handle.pid_namespace}, here "
             f"{process.pid_namespace()}), where /proc/<pid>/fd leads elsewhere: create it with backing='shm' and share "
-            "/dev/shm, or share the PID namespace"
+            "/dev/shm, or share the namespace"
         )
 
 
