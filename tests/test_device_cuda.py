@@ -216,7 +216,7 @@ def test_an_error_of_torch_becomes_a_device_error(device: CudaDevice) -> None:
 
     device.unavailable()
     with pytest.raises(DeviceError, match="event query: CUDA error: context is destroyed"):
-        device.query(Broken())
+        device.query(Broken(), 3)
 
 
 def test_a_driver_that_cannot_say_what_is_used_is_a_reason_and_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,13 +258,15 @@ def test_a_stream_of_torch_s_general_kind_becomes_one_of_cuda(device: CudaDevice
             device.stream_of(wrong)
 
 
-@pytest.mark.parametrize("call", ["empty_like", "copy", "record"])
+@pytest.mark.parametrize("call", ["empty_like", "copy", "record", "query"])
 def test_work_in_a_stream_makes_no_context_on_device_0(
     call: str, device: CudaDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a thread that has chosen no device, as the one that waits for gates: torch's way back from a stream of another
-    device makes number 0 current, and with it a context there, while its way back from a device makes none."""
+    device makes number 0 current, and with it a context there, while its way back from a device makes none.  A call of
+    the runtime may make one wherever the thread is."""
     now: list[int] = [0]
+    called_on: list[int] = []
 
     @contextmanager
     def on_device(index: int) -> Iterator[None]:
@@ -283,13 +285,16 @@ def test_work_in_a_stream_makes_no_context_on_device_0(
     monkeypatch.setattr(cuda, "_new_event", lambda: SimpleNamespace(record=lambda stream: None))
     monkeypatch.setattr(torch, "empty_like", lambda source, device: source)
     assert device.unavailable() is None
+    monkeypatch.setattr(device._runtime, "exchange_capture_mode", lambda mode: called_on.append(now[0]))
     calls: dict[str, Callable[[], object]] = {
         "empty_like": lambda: device.empty_like(torch.ones(3), "cuda", stream_on(3)),
         "copy": lambda: device.copy(torch.ones(3), torch.ones(3), stream_on(3)),
         "record": lambda: device.record(stream_on(3)),
+        "query": lambda: device.query(SimpleNamespace(query=lambda: True), 3),
     }
     calls[call]()
     assert now == [0]
+    assert set(called_on) <= {3}
 
 
 @pytest.mark.parametrize("code", [900, 906, 908])

@@ -119,10 +119,10 @@ class CudaDevice(Device):
         with _as_device_error("stream"), _current(stream):
             if torch.cuda.is_current_stream_capturing():
                 raise DeviceBusy(f"{stream} is being captured into a graph: an event recorded now would belong to it")
-        with _as_device_error("event record"), self._relaxed():
+        with _as_device_error("event record"), self._relaxed(stream.device_index):
             event = _new_event()
             event.record(stream)
-        return _CudaEvent(event, self)
+        return _CudaEvent(event, self, stream.device_index)
 
     def empty_like(self, source: torch.Tensor, where: torch.device | str | int, stream: torch.cuda.Stream) -> torch.Tensor:
         with _as_device_error(f"device {where!r}"):
@@ -139,8 +139,9 @@ class CudaDevice(Device):
         with _as_device_error("copy"), _current(stream):
             target.copy_(source, non_blocking=non_blocking)
 
-    def query(self, event: Any) -> bool:
-        with self._relaxed(), _as_device_error("event query"):
+    def query(self, event: Any, index: int) -> bool:
+        """Whether an event on one of the devices is done."""
+        with _as_device_error("event query"), self._relaxed(index):
             return bool(event.query())
 
     def _load(self) -> None:
@@ -162,34 +163,39 @@ class CudaDevice(Device):
 
     @contextmanager
     def _context(self) -> Iterator[_Runtime]:
-        """Make a context of this process current.  A new thread's current device is number 0, whichever one the process
-        uses, and a call there would create a context, with its memory, on somebody else's device."""
+        """On a device that this process uses."""
         reason = self.unavailable()
         if reason is not None:
             raise DeviceError(f"no device: {reason}")
-        with _as_device_error("device context"), torch.cuda.device(_used_devices()[0]), self._relaxed():
-            yield self._loaded()
+        with _as_device_error("device context"), self._relaxed(_used_devices()[0]) as runtime:
+            yield runtime
 
     @contextmanager
-    def _relaxed(self) -> Iterator[None]:
-        """Keep a graph capture in another thread valid: without this, registering memory or querying an event here
-        would end it with an error."""
-        exchange = self._loaded().exchange_capture_mode
+    def _relaxed(self, index: int) -> Iterator[_Runtime]:
+        """Make a device with a context of this process the current one, and keep a graph capture in another thread valid.
+
+        A new thread's current device is number 0, whichever one the process uses, and a call there would create a
+        context, with its memory, on somebody else's device.  And without the mode, registering memory or querying an
+        event here would end a capture with an error.
+        """
+        runtime = self._loaded()
         mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)
-        exchange(ctypes.byref(mode))
-        try:
-            yield
-        finally:
-            exchange(ctypes.byref(mode))
+        with torch.cuda.device(index):
+            runtime.exchange_capture_mode(ctypes.byref(mode))
+            try:
+                yield runtime
+            finally:
+                runtime.exchange_capture_mode(ctypes.byref(mode))
 
 
 class _CudaEvent:
-    def __init__(self, event: Any, device: CudaDevice) -> None:
+    def __init__(self, event: Any, device: CudaDevice, index: int) -> None:
         self._event = event
         self._device = device
+        self._index = index
 
     def query(self) -> bool:
-        return self._device.query(self._event)
+        return self._device.query(self._event, self._index)
 
 
 def _used_devices() -> list[int]:
