@@ -111,6 +111,25 @@ def test_without_pidfd_a_death_is_only_suspected(
     peer.close()
 
 
+@pytest.mark.parametrize("seen_first", [True, False])
+def test_a_process_that_proc_hides_is_not_taken_for_a_dead_one(
+    child: subprocess.Popen[bytes], seen_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As hidepid=2 hides one that is not dumpable from its own user."""
+    start = process.start_time(child.pid) or 0
+    early = Peer.watch(child.pid, start) if seen_first else None
+    monkeypatch.setattr(process, "start_time", lambda pid: None)
+    if early is not None:  # the application has closed the descriptor, so that only /proc would tell
+        os.close(early.pidfd)
+    peer = early or Peer.watch(child.pid, start)
+    assert not peer.is_dead()
+    assert not peer.is_suspect()
+    child.kill()
+    child.wait()
+    assert peer.has_gone()
+    peer.close()
+
+
 def test_own_start_time_is_stable() -> None:
     assert process.own_start_time() == process.start_time(os.getpid())
 

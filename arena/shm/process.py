@@ -74,13 +74,23 @@ def _open_pidfd(pid: int, start: int) -> int:
         return _DEAD
     except AttributeError:
         return _UNWATCHED
-    is_that_one = False
+    watched = _UNWATCHED
     try:
-        is_that_one = start_time(pid) == start
+        found = start_time(pid)
+        if found == start:
+            watched = pidfd
+        elif found is not None or _is_readable(pidfd):  # else /proc hides it (hidepid): it lives, and may be that one
+            watched = _DEAD
     finally:
-        if not is_that_one:
+        if watched != pidfd:
             os.close(pidfd)
-    return pidfd if is_that_one else _DEAD
+    return watched
+
+
+def _is_readable(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _is_taken(pid: int) -> bool:
@@ -145,9 +155,12 @@ class Peer:
     def _is_absent(self) -> bool:
         """Whether the process is gone, and its parent has waited for it."""
         try:
-            return start_time(self.pid) != self.start
-        except OSError:  # no descriptor to look with: proved only where nobody has the pid
+            found = start_time(self.pid)
+        except OSError:  # no descriptor to look with
+            found = None
+        if found is None:  # nor is it to be seen where /proc hides it: proved only where nobody has the pid
             return not _is_taken(self.pid)
+        return found != self.start
 
     def is_suspect(self) -> bool:
         """Whether the process seems to have ended, where that cannot be proved."""
