@@ -20,6 +20,7 @@ from arena import errors
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 EXAMPLE = ROOT / "examples" / "engine_and_workers.py"
+ASYNCIO = ROOT / "examples" / "asyncio_queue.py"
 
 
 def test_the_example_runs_without_a_word_on_stderr() -> None:
@@ -32,6 +33,13 @@ def test_the_example_runs_without_a_word_on_stderr() -> None:
 
 def test_the_readme_shows_the_example_that_runs() -> None:
     assert f"```python\n{EXAMPLE.read_text().rstrip()}\n```" in README
+
+
+def test_the_example_of_asyncio_runs_and_is_shown() -> None:
+    shown = [f"worker {rank}: request {request}, mean {request}.0" for rank in range(2) for request in range(2)]
+    ends = [f"worker {rank}: the engine has shut down" for rank in range(2)]
+    assert sorted(example(ASYNCIO).splitlines()) == sorted(shown + ends)
+    assert f"```python\n{ASYNCIO.read_text().rstrip()}\n```" in (ROOT / "docs" / "asyncio.md").read_text()
 
 
 def test_every_public_error_is_explained() -> None:
