@@ -287,9 +287,12 @@ class SharedOffloadRegion:
         Tensors that somebody still holds stay valid: they keep the mapping.
         """
         self._base = None
-        if self._finalizer.alive:
+        if self._held is None:
+            return
+        if not self._held.is_closed:
             membership.step("cleanup")
-            self._finalizer()
+        self._held.release()  # also what another call of this left undone, that a signal handler's exception cut short
+        self._finalizer.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -298,11 +301,11 @@ class SharedOffloadRegion:
         self.cleanup()
 
     def __repr__(self) -> str:
-        state = "" if self._finalizer.alive else ", released"
+        state = ", released" if self._held is None or self._held.is_closed else ""
         return f"SharedOffloadRegion({self.engine_id!r}, rank={self.rank}, {self.total_size_bytes} bytes{state})"
 
     def _use(self) -> Held:
-        if self._held is None or not self._finalizer.alive:
+        if self._held is None or self._held.is_closed:
             raise ArenaError(RELEASED)
         self._unless_forked()
         return self._held

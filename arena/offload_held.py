@@ -33,8 +33,8 @@ class Held:
         self.member = member
         self.pinning: Pinning | None = None
         self._turn: Any = threading.RLock()  # held by the thread that pins or gives up: an RLock knows whose it is
-        self._is_closed = False  # nothing is pinned any more
-        self._is_given_up = False
+        self.is_closed = False  # nothing is pinned any more
+        self._is_unmapped = False
 
     def tensor(self, nbytes: int) -> torch.Tensor:
         """All of it, as a tensor whose storage keeps the mapping."""
@@ -44,11 +44,11 @@ class Held:
         """Registers it, unless it is already; after a failure, tries again."""
         try:
             with self._turn:
-                if self._is_closed:
+                if self.is_closed:
                     raise ArenaError(RELEASED)
                 self._pin(device, nbytes, row_bytes, background=background)
         finally:
-            if self._is_closed:  # by a signal handler in the middle of this: what it has left is done now
+            if self.is_closed:  # by a signal handler in the middle of this: what it has left is done now
                 self.release()
 
     def _pin(self, device: Device, nbytes: int, row_bytes: int, *, background: bool) -> None:
@@ -65,7 +65,7 @@ class Held:
             )
         if (reason := device.unavailable()) is not None:
             log.warning("the region is not pinned: %s", reason)
-        if not self._is_closed:
+        if not self.is_closed:
             self.pinning.start()
 
     def release(self) -> None:
@@ -76,29 +76,32 @@ class Held:
         """
         if self.member.pid != os.getpid():
             return
-        self._is_closed = True
+        self.is_closed = True
         if self.pinning is not None:
             self.pinning.close()
         if self._turn._is_owned():
             return
         with self._turn:
-            if not self._is_given_up:
-                self._is_given_up = True
-                self._give_up()
+            self._give_up()
 
     def _give_up(self) -> None:
-        """Everything that can be given up, whatever raises, as a signal handler: nobody comes back for the rest."""
+        """Everything that can be given up, whatever raises, as a signal handler: perhaps nobody comes back for the rest."""
+        try:
+            if not self._is_unmapped:
+                self._unmap()
+        finally:
+            rendezvous.leave(self.member)
+
+    def _unmap(self) -> None:
         is_unpinned = False
         try:
+            self._is_unmapped = True
             is_unpinned = self._unpin()
         finally:
-            try:
-                if is_unpinned or self._unpin():
-                    lib.arena_map_release(self.member.mapping)
-                else:
-                    log.warning("the region stays mapped until this process ends: the device may still know its memory")
-            finally:
-                rendezvous.leave(self.member)
+            if is_unpinned or self._unpin():
+                lib.arena_map_release(self.member.mapping)
+            else:
+                log.warning("the region stays mapped until this process ends: the device may still know its memory")
 
     def _unpin(self) -> bool:
         return self.pinning is None or self.pinning.unpin()

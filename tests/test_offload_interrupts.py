@@ -117,3 +117,17 @@ def test_a_descriptor_is_never_nobodys(tmp_path: Path, what: str) -> None:
         (tmp_path / "memory").unlink(missing_ok=True)
         place += 1
     assert place > 20
+
+
+def test_a_cleanup_that_is_cut_short_is_finished_by_the_next_one(engine_id: str, seed: int) -> None:
+    """Wherever that was; every third place of a run."""
+    before, place = held_here(), seed % 3
+    while True:
+        mine = region(engine_id, 0)
+        is_cut = interrupted_at(place, mine.cleanup)
+        mine.cleanup()
+        assert held_here() == before, f"place {place}"
+        if not is_cut:
+            break
+        place += 3
+    assert place > 100

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from arena.errors import ArenaError, AttachError, CapacityError
-from arena.shm.descriptors import close_kept, open_owned
+from arena.shm.descriptors import Owned, close_kept, is_kept, open_owned
 from arena.shm.names import is_at
 from arena.shm.shortage import SHORTAGES, lock, refusal
 
@@ -162,7 +162,7 @@ class Content:
 class Entry:
     """An open entry file.  Only the holder of its lock may edit or unlink it, and only while the path leads to it."""
 
-    def __init__(self, path: Path, fd: int) -> None:
+    def __init__(self, path: Path, fd: Owned) -> None:
         self.path = path
         self.fd = fd
 
@@ -225,6 +225,10 @@ class Entry:
     def close(self) -> None:
         """Closes the file, which drops the lock."""
         close_kept(self.fd)
+
+    @property
+    def is_open(self) -> bool:
+        return is_kept(self.fd)
 
     def is_at_path(self) -> bool:
         """Whether the path leads to this file (and not to a successor, or nowhere)."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from arena.shm.backing import Backing, MemfdBacking, ShmBacking, memory_path
+from arena.shm.descriptors import Owned
 from arena.shm.directory import directory, entry_name
 from arena.shm.entry import Entry
 
@@ -83,7 +84,7 @@ class Member:
     backing: Backing
     entry: Entry
     offset: int
-    memory_fd: int
+    memory_fd: Owned
     mapping: Any
     is_creator: bool
     pid: int = field(default_factory=os.getpid)
@@ -101,11 +102,11 @@ class Place:
     """
 
     member: Member | None = None
-    memory_fd: int | None = None
+    memory_fd: Owned | None = None
     entry: Entry | None = None
     has_told: bool = False
 
-    def memory(self) -> int:
+    def memory(self) -> Owned:
         """The memory's descriptor, once it has been made or opened."""
         if self.memory_fd is None:
             raise RuntimeError("a place in a region was taken before its memory was there: report this")

@@ -301,9 +301,15 @@ def _own_record(wanted: Wanted, fd: int) -> Record:
 
 
 def leave(member: Member) -> None:
-    """Gives the place up; the last one to leave removes the name.  The caller has let go of views and mapping."""
+    """Gives the place up; the last one to leave removes the name.  The caller has let go of views and mapping.
+
+    Idempotent: it goes on where a signal handler's exception has cut it short.
+    """
     if member.pid != os.getpid():
         return  # a forked child has neither lock nor memory
+    if not member.entry.is_open:  # all is done, but perhaps for this
+        member.backing.close(member.memory_fd)
+        return
     try:
         try:
             lock_to_leave(member)
