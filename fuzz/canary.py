@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from pkgutil import resolve_name
+from unittest.mock import patch
 
-from fuzz import belongings
+from fuzz import belongings, targets
 from fuzz.match import Match
-from fuzz.planted import FAULTS
+from fuzz.planted import ORACLES, SEEN_BY, UnderAnOracle
 from fuzz.scenario import Arm
 from fuzz.session import Failure, Session
 from fuzz.workers import LIMIT_S, Pool
 
 HANG_LIMIT_S = 5.0
+ORACLE_RUNS = 50
+"""Cases within which an oracle sees a fault that is always there."""
 
 
 def canary(session: Session) -> None:
-    """MUST FAIL (exit 1): planted hangs, leaks, wrong bytes, left files, crashes and losses are all seen."""
-    faults = [session.options["fault"]] if session.options.get("fault") else [*FAULTS]
+    """MUST FAIL (exit 1): planted hangs, leaks, wrong bytes, files, crashes, losses, objects, places, runs are all seen."""
+    faults = [session.options["fault"]] if session.options.get("fault") else [*SEEN_BY]
     seen = []
     for fault in faults:
         if session.over():
             break
-        failure = provoke(fault)
+        failure = provoke(fault, session.seed)
         session.count("cases")
         session.count("planted")
-        if failure is None or FAULTS[fault] not in str(failure):
+        if failure is None or SEEN_BY[fault] not in str(failure):
             session.count(f"NOT SEEN: {fault} ({failure})")
         else:
             seen.append(f"{fault}: {failure}")
@@ -33,8 +37,10 @@ def canary(session: Session) -> None:
         raise Failure("every planted fault was seen\n" + "\n".join(seen))
 
 
-def provoke(fault: str) -> Failure | None:
-    """A match with a planted fault, and the failure that it ends in."""
+def provoke(fault: str, seed: int) -> Failure | None:
+    """The failure that a planted fault ends in."""
+    if fault in ORACLES:
+        return _under(ORACLES[fault], seed)
     arms = [Arm("reader", 0, 1 << 40, signal.SIGKILL)] if fault == "left file" else []  # its death is expected
     with Pool() as pool:
         try:
@@ -45,4 +51,18 @@ def provoke(fault: str) -> Failure | None:
         finally:
             for path in belongings.files_of(pool.pids):
                 Path(path).unlink()
+    return None
+
+
+def _under(oracle: UnderAnOracle, seed: int) -> Failure | None:
+    right = resolve_name(oracle.where)
+    with patch(oracle.where, oracle.faulty(right)):
+        try:
+            if oracle.target:
+                targets.find(oracle.target)(Session(seed, runs=ORACLE_RUNS))
+            else:
+                with Pool() as pool:
+                    Match(pool, 2, is_traced=True).play()
+        except Failure as failure:
+            return failure
     return None

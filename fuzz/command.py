@@ -13,6 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fuzz import targets
+from fuzz.planted import SEEN_BY
 from fuzz.session import Failure, Session
 
 SILENCE_LIMIT_S = 300.0
@@ -80,7 +81,8 @@ def _options(name: str) -> list[click.Parameter]:
     if name == "bytes":
         options.append(click.Option(["--input"], help="one input that coverage led to, in hexadecimal, to replay it"))
     if name == "canary":
-        options.append(click.Option(["--fault"], help="one planted fault, to see how it fails"))
+        faults = click.Choice([*SEEN_BY])
+        options.append(click.Option(["--fault"], type=faults, help="one planted fault, to see how it fails"))
     return options
 
 

@@ -1,4 +1,4 @@
-"""Faults that the canary plants in a reader: one of each class that the harness must see."""
+"""Faults that the canary plants: one of each class that the harness must see, in a reader or under an oracle's eyes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 FAULTS = {
     "hang": "hangs",
@@ -19,6 +21,50 @@ FAULTS = {
     "lost message": "missed messages",
 }
 """Each fault, and what the failure that it causes says."""
+
+
+
+class UnderAnOracle(NamedTuple):
+    """A fault in this process, which a target has to notice by comparing with what is right."""
+
+    target: str  # "" for a match whose log is held to the model
+    where: str  # what is replaced
+    faulty: Callable[[Any], Any]  # by what, given what was there
+    says: str
+
+
+def _without_publications(read_runs: Any) -> Any:
+    def read(path: Path) -> Any:
+        return {
+            segment: [replace(log, events=[each for each in log.events if each.action != "publish"]) for log in logs]
+            for segment, logs in read_runs(path).items()
+        }
+
+    return read
+
+
+def _of_another_version(get: Any) -> Any:
+    def older(self: Any, handle: Any) -> Any:
+        value = get(self, handle)
+        return {**value, "version": value["version"] - 1}
+
+    return older
+
+
+ORACLES = {
+    "overlapping extent": UnderAnOracle(
+        "extents", "arena.protocol.extents.Extents.take", lambda take: lambda self, nbytes: take(self, nbytes) and 0, "gave 0, not page"
+    ),
+    "changed object": UnderAnOracle(
+        "pickle", "arena.queue.MessageQueue.dequeue", lambda take: lambda self, timeout: [take(self, timeout)], "<class 'list'>, not"
+    ),
+    "older object": UnderAnOracle("cache", "arena.cache.ObjectCache.get", _of_another_version, "not what was just put"),
+    "impossible run": UnderAnOracle("", "fuzz.traces.read_runs", _without_publications, "the model refuses the trace"),
+}
+"""Each fault that no process's end, file or byte gives away."""
+
+SEEN_BY = {**FAULTS, **{name: each.says for name, each in ORACLES.items()}}
+"""All faults, and what the failure that each causes says."""
 
 _leaked: list[Any] = []
 

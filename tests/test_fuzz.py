@@ -16,7 +16,7 @@ from fuzz import cache as caches
 from fuzz import cachepoints, command, crashpoints, guided, targets
 from fuzz import canary as canaries
 from fuzz.exhaustion import COMBINATIONS
-from fuzz.planted import FAULTS
+from fuzz.planted import SEEN_BY
 from fuzz.scenario import Arm
 from fuzz.session import Failure, Session
 
@@ -71,11 +71,11 @@ def test_target_finds_nothing_in_a_long_run(name: str, seed: int, tmp_path: Path
     _run(name, seed, {**DEEP[name], "output": str(tmp_path)})
 
 
-@pytest.mark.parametrize("fault", [pytest.param(f, marks=pytest.mark.deep) if f == "held slot" else f for f in FAULTS])
-def test_harness_sees_a_planted(fault: str) -> None:
-    failure = canaries.provoke(fault)
+@pytest.mark.parametrize("fault", [pytest.param(f, marks=pytest.mark.deep) if f == "held slot" else f for f in SEEN_BY])
+def test_harness_sees_a_planted(fault: str, seed: int) -> None:
+    failure = canaries.provoke(fault, seed)
     assert failure is not None
-    assert FAULTS[fault] in str(failure)
+    assert SEEN_BY[fault] in str(failure)
 
 
 def test_canary_fails_as_it_must_and_says_how_to_replay() -> None:
@@ -88,7 +88,7 @@ def test_canary_fails_as_it_must_and_says_how_to_replay() -> None:
 
 
 def test_canary_that_sees_nothing_exits_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canaries, "provoke", lambda fault: None)
+    monkeypatch.setattr(canaries, "provoke", lambda fault, seed: None)
     assert CliRunner().invoke(command.main, ["canary", "--fault", "crash"]).exit_code == 0
 
 
