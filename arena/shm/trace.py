@@ -1,4 +1,4 @@
-"""Logs of a run: with ``ARENA_TRACE=DIRECTORY`` each end of a queue or cache logs what it does in a file of its own.
+"""Logs of a run: with ``ARENA_TRACE=DIRECTORY`` each end of a queue or cache logs what it does in a file of its own, there.
 
 An event is an action with its arguments and results, stamped before and after from one counter in the segment: two events
 of different processes are ordered where their stamps say so, and only there.  The file is mapped, so that a SIGKILL loses
@@ -50,7 +50,8 @@ class Log:
 
     def __init__(self, directory: Path, segment: Any, row: int) -> None:
         self._mapping = segment.mapping
-        directory.mkdir(parents=True, exist_ok=True)
+        if not directory.is_dir():  # it is not made: the path may be mistyped
+            raise ValueError(f"{VARIABLE}={directory}: there is no such directory; make it first, or unset {VARIABLE}")
         pid, segment_id = os.getpid(), segment.handle.segment_id
         name = f"{segment_id.hex()}.{pid}.{next(_numbers)}{SUFFIX}"
         fd = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 
+from arena import MessageQueue
 from arena.protocol.objects import ObjectReader, ObjectWriter
 from arena.shm.trace import WRITER
 from arena.shm.tracelog import Event, Log, read_runs
@@ -226,6 +227,17 @@ def test_off_nothing_is_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             ends = (writer._end.ring, writer._end.slots, objects, reader._end.ring, ObjectReader(reader._end.segment, 0))
             wrapped = [any(hasattr(type(end), name) for name in vars(end)) for end in ends]
         assert wrapped == [bool(directory)] * len(ends)
+
+
+def test_a_mistyped_directory_is_refused_and_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from support import queue_of
+
+    with queue_of(1) as (writer, _):
+        monkeypatch.setenv("ARENA_TRACE", str(tmp_path / "mistyped"))
+        for make in (lambda: MessageQueue(1), lambda: MessageQueue.create_from_handle(writer.export_handle(), 0)):
+            with pytest.raises(ValueError, match=r"ARENA_TRACE=.*mistyped: there is no such directory; make it first"):
+                make()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_timeline_has_slots_leases_messages_and_deaths(directory: Path, tmp_path: Path) -> None:
