@@ -43,6 +43,14 @@ def _without_publications(read_runs: Any) -> Any:
     return read
 
 
+def _over_another(take: Any) -> Any:
+    return lambda self, nbytes: take(self, nbytes) and 0
+
+
+def _in_a_list(dequeue: Any) -> Any:
+    return lambda self, timeout: [dequeue(self, timeout)]
+
+
 def _of_another_version(get: Any) -> Any:
     def older(self: Any, handle: Any) -> Any:
         value = get(self, handle)
@@ -53,10 +61,10 @@ def _of_another_version(get: Any) -> Any:
 
 ORACLES = {
     "overlapping extent": UnderAnOracle(
-        "extents", "arena.protocol.extents.Extents.take", lambda take: lambda self, nbytes: take(self, nbytes) and 0, "gave 0, not page"
+        "extents", "arena.protocol.extents.Extents.take", _over_another, "gave 0, not page"
     ),
     "changed object": UnderAnOracle(
-        "pickle", "arena.queue.MessageQueue.dequeue", lambda take: lambda self, timeout: [take(self, timeout)], "<class 'list'>, not"
+        "pickle", "arena.queue.MessageQueue.dequeue", _in_a_list, "at the top: <class 'list'>, not"
     ),
     "older object": UnderAnOracle("cache", "arena.cache.ObjectCache.get", _of_another_version, "not what was just put"),
     "impossible run": UnderAnOracle("", "fuzz.traces.read_runs", _without_publications, "the model refuses the trace"),
