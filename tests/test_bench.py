@@ -56,6 +56,12 @@ def test_full_takes_the_sizes_of_the_promises_and_says_where_memory_is_short(mon
     assert CliRunner().invoke(arena, ["bench", "--full", "--quick"]).exit_code == 2
 
 
+def test_two_formats_at_once_are_a_usage_error() -> None:
+    shown = CliRunner().invoke(arena, ["bench", "--quick", "--json", "--markdown", "loan"])
+    assert shown.exit_code == 2
+    assert "--json and --markdown: one of them" in shown.output
+
+
 def test_an_unknown_scenario_is_named_with_the_known_ones() -> None:
     shown = CliRunner().invoke(arena, ["bench", "speed"])
     assert shown.exit_code == 2

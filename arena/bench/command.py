@@ -39,6 +39,8 @@ def command(scenarios: tuple[str, ...], quick: bool, full: bool, as_json: bool, 
         raise click.UsageError(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(ALL_SCENARIOS)}")
     if quick and full:
         raise click.UsageError("--quick and --full: one of them")
+    if as_json and markdown:
+        raise click.UsageError("--json and --markdown: one of them")
     figures = _measure(scenarios or tuple(ALL_SCENARIOS), quick, full)
     _show(figures, quick, as_json, markdown)
 
