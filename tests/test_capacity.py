@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -287,19 +288,52 @@ def test_every_prefault(prefault: str) -> None:
             assert (reader.dequeue(10) == i).all()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("setting", ["always [advise] never", "always advise [never]"])
-@pytest.mark.parametrize("backing", ["memfd", "shm"])
+@pytest.mark.parametrize(
+    ("backing", "setting", "of_size", "mount", "why"),
+    [
+        ("memfd", "[advise]", None, "", None),
+        ("memfd", "[never]", None, "", "shmem_enabled is never"),
+        ("memfd", "[never]", "[inherit]", "", "shmem_enabled is never"),
+        ("memfd", "[never]", "[advise]", "", None),
+        ("memfd", "[advise]", "[never]", "", "of_size is never"),
+        ("memfd", "[deny]", "[advise]", "", "shmem_enabled is deny"),
+        ("memfd", None, None, "", None),
+        ("shm", "[never]", None, "rw,huge=advise", None),
+        ("shm", "[advise]", "[advise]", "rw,size=1", "its file system is mounted without huge=advise"),
+        ("shm", "[advise]", None, "rw,huge=never", "its file system is mounted without huge=advise"),
+        ("shm", "[force]", None, "rw", None),
+        ("shm", "[deny]", None, "rw,huge=always", "shmem_enabled is deny"),
+    ],
+)
 def test_huge_pages_or_one_line_in_the_log(
-    backing: Any, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    backing: Any,
+    setting: str | None,
+    of_size: str | None,
+    mount: str,
+    why: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    (tmp_path / "setting").write_text(setting)
-    monkeypatch.setattr(hugepages, "SETTING", tmp_path / "setting")
+    """Memory without a name follows the kernel's setting, a named file the options of its mount."""
+    device = os.stat("/dev/shm").st_dev
+    other, ours = "1 0 9:9 / /dev rw - tmpfs tmpfs rw,huge=always", f"{os.major(device)}:{os.minor(device)}"
+    texts = {
+        "SETTING": setting and f"always {setting} within_size",
+        "SIZE_SETTING": of_size and f"always {of_size} within_size",
+        "MOUNTS": f"{other}\n2 0 {ours} / /dev/shm rw - tmpfs tmpfs {mount}\n",
+    }
+    for name, text in texts.items():
+        path = tmp_path / {"SETTING": "shmem_enabled", "SIZE_SETTING": "of_size"}.get(name, name)
+        if text is not None:
+            path.write_text(text)
+        monkeypatch.setattr(hugepages, name, path)
     config = ArenaConfig(capacity_bytes=8 * MIB, slots=4, huge_pages=True, backing=backing)
     with queue_of(1, arena=config) as (writer, (reader,)):
         writer.enqueue(torch.arange(MIB // 8))
         assert torch.equal(reader.dequeue(10), torch.arange(MIB // 8))  # type: ignore[arg-type]
-    said = f"huge_pages: no transparent huge pages (shmem_enabled is {setting}); continuing with small ones"
-    assert caplog.messages == ([said] if "[never]" in setting else [])
+    said = [re.sub(rf"{tmp_path}/", "", message) for message in caplog.messages]
+    assert said == ([f"huge_pages: no transparent huge pages ({why}); continuing with small ones"] if why else [])
 
 
 def test_reserved_huge_pages_need_no_transparent_ones(caplog: pytest.LogCaptureFixture) -> None:

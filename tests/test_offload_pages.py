@@ -57,13 +57,14 @@ def test_interleaving_names_all_nodes_that_are_online(tmp_path: Path) -> None:
 def test_huge_pages_that_are_not_there_are_a_line_in_the_log(
     backing: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "setting").write_text("always advise [never]")
+    (tmp_path / "setting").write_text("always advise never [deny]")
     monkeypatch.setattr("arena.shm.capacity.free_huge_bytes", lambda: 0)
     monkeypatch.setattr("arena.shm.hugepages.SETTING", tmp_path / "setting")
     with SharedOffloadRegion(fresh_id(), 4, 0, 4 * PAGE, PAGE, huge_pages=True, backing=backing) as region:  # type: ignore[arg-type]
         region.create_next_worker_view(PAGE).fill_(1)
     [line] = caplog.messages
-    assert "huge_pages: no transparent huge pages (shmem_enabled is" in line
+    assert "huge_pages: no transparent huge pages (" in line
+    assert "setting is deny" in line
 
 
 GIB_OF_HUGE_PAGES = {"MemAvailable": 0, "Hugepagesize": 2048, "HugePages_Free": 514, "HugePages_Rsvd": 2}
@@ -73,7 +74,7 @@ def test_reserved_huge_pages_count_though_they_are_not_available(monkeypatch: py
     monkeypatch.setattr("arena.shm.capacity.meminfo", lambda: GIB_OF_HUGE_PAGES)
     check_capacity(1 << 30, "memfd", huge_pages=True)
     for nbytes, backing, huge_pages in (((1 << 30) + 1, "memfd", True), (PAGE, "shm", True), (PAGE, "memfd", False)):
-        with pytest.raises(CapacityError, match="this machine has available 0 bytes"):
+        with pytest.raises(CapacityError, match="0 bytes available on this machine"):
             check_capacity(nbytes, backing, huge_pages=huge_pages)
 
 
@@ -96,7 +97,7 @@ def test_huge_pages_that_another_takes_meanwhile(
         region.create_next_worker_view(PAGE).fill_(1)
     assert "no hugetlb memfd" in caplog.records[0].getMessage()
     monkeypatch.setattr("arena.shm.capacity.available_bytes", lambda: 0)
-    with pytest.raises(CapacityError, match="this machine has available 0 bytes"):
+    with pytest.raises(CapacityError, match="0 bytes available on this machine"):
         SharedOffloadRegion(fresh_id(), 4, 0, 4 * PAGE, PAGE, huge_pages=True)
 
 
