@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kinds_compared import difference
 from support import dequeue, dequeue_bytes, queue_of, readers_of, settle
+from torch._subclasses import FakeTensorMode
 
 from arena import ArenaConfig, MessageQueue
 
@@ -135,6 +136,16 @@ def test_a_small_view_does_not_send_its_storage() -> None:
         writer.enqueue(torch.rand(1 << 20)[1000:2000])
         assert reader.dequeue(10).untyped_storage().nbytes() == 4000  # type: ignore[attr-defined]
         assert writer.statistics().bytes_copied == 4000
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e5m2], ids=str)
+def test_what_torch_would_not_do_is_done(ends: Ends, dtype: torch.dtype) -> None:
+    """Inside a mode that stands in for torch's operations, a gathering copies nothing, and a view shows nothing."""
+    value = torch.randint(256, (4000, 8), dtype=torch.uint8).view(dtype)[:, 0]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        received, array = sent(ends, [value, np.arange(5000)])
+    assert np.array_equal(array, np.arange(5000))
+    assert torch.equal(received.contiguous().view(torch.uint8), value.contiguous().view(torch.uint8))
 
 
 def test_many_buffers_in_one_message(ends: Ends) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from arena.errors import ArenaError, CorruptError
 from arena.message.codec import OUT_OF_BAND, Buffer, Kind, Record
 from arena.message.gates import Gates
-from arena.message.tensors import BYTE, rebuild_tensor
+from arena.message.tensors import BYTE, real_operations, rebuild_tensor
 from arena.message.unpickling import loads
 from arena.protocol.slots import Grant, drop
 from arena.shm.native import Lease, address_of, capsules, ffi, lib
@@ -140,7 +140,8 @@ class Decoder:
         make = partial(capsules.of_lease, lease, buffer.offset, buffer.nbytes)
         if buffer.kind is Kind.SLOT_TENSOR:
             return make
-        array = rebuild_tensor(make, BYTE, (buffer.nbytes,), None).numpy()  # its base is the tensor: the lease's holder
+        with real_operations():
+            array = rebuild_tensor(make, BYTE, (buffer.nbytes,), None).numpy()  # its base is the tensor: the lease's holder
         if self._readonly:
             array.flags.writeable = False
         return array

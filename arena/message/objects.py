@@ -123,7 +123,8 @@ class PackedObject:
         if error := slots.populate(slot, at, piece.nbytes):
             return error
         make = partial(capsules.of_mapping, address_of(segment.mapping), slots.offsets[slot] + at, piece.nbytes)
-        to_tensor(make, tensors.DLPACK[gathered.dtype], gathered.shape, None).copy_(gathered)
+        with tensors.real_operations():
+            to_tensor(make, tensors.DLPACK[gathered.dtype], gathered.shape, None).copy_(gathered)
         return 0
 
 

@@ -213,8 +213,9 @@ class Encoder:
                 return pickle.loads, (pickle.dumps(t, protocol=5),)
             return t.__reduce_ex__(5)  # type: ignore[no-untyped-call]
         if strides is not None and not tensors.is_dense(t.shape, strides):
-            t, strides = t.detach(), None
-            self._placed = self._gather(t)
+            strides = None
+            with tensors.real_operations():
+                self._placed = self._gather(t.detach())
         else:
             storage = t.untyped_storage()  # before the address is taken: it is that of this memory
             address = storage.data_ptr() + t.storage_offset() * t.itemsize

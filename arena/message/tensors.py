@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from arena.shm.native import MakeCapsule, to_tensor
 
@@ -98,6 +100,11 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
+def real_operations() -> AbstractContextManager[object]:
+    """Around what torch is to do itself: a dispatch mode, as of fake tensors, may stand in for it and touch no byte."""
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+
+
 def rebuild_tensor(
     make: MakeCapsule, dtype: tuple[int, int] | torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None
 ) -> torch.Tensor:
@@ -108,7 +115,8 @@ def rebuild_tensor(
     """
     if isinstance(dtype, tuple):
         return to_tensor(make, dtype, shape, strides)
-    return to_tensor(make, BYTE, shape, strides).view(dtype)
+    with real_operations():
+        return to_tensor(make, BYTE, shape, strides).view(dtype)
 
 
 def rebuild_parameter(*arguments: Any) -> torch.nn.Parameter:
