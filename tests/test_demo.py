@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -23,7 +24,7 @@ from click.testing import CliRunner
 from rich.console import Console
 from support import wait_until
 
-from arena.tools import engine, extras, workload
+from arena.tools import engine, extras, processes, workload
 from arena.tools.commands import arena
 from arena.tools.report import LEGEND, Result, Row, show
 from arena.tools.transports import TRANSPORTS, PipeWriter
@@ -131,6 +132,27 @@ def test_a_worker_that_still_imports_leaves_an_interrupt_to_the_engine() -> None
         finally:
             engine.kill()
     assert (engine.returncode, told.strip()) == (0, "")
+
+
+def test_a_worker_whose_engine_ended_before_it_was_at_work_does_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It told with a traceback that the engine's memory could not be opened."""
+    reading, writing = os.pipe()
+    os.close(writing)  # as the sentinel of a process that has ended
+    ended: list[int] = []
+
+    def leave(code: int) -> None:
+        ended.append(code)
+        raise SystemExit(code)
+
+    monkeypatch.setattr(processes, "parent_process", lambda: SimpleNamespace(sentinel=reading))
+    monkeypatch.setattr(processes.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(processes.os, "_exit", leave)
+    try:
+        with pytest.raises(SystemExit):
+            processes.die_with_parent()
+    finally:
+        os.close(reading)
+    assert ended == [1]
 
 
 def _importing(engine: subprocess.Popen[str]) -> list[psutil.Process]:

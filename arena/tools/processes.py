@@ -32,6 +32,8 @@ def die_with_parent() -> None:
     if parent is None:
         raise RuntimeError("die_with_parent() must be called in a child of multiprocessing")
     sentinel = parent.sentinel
+    if wait([sentinel], timeout=0):  # it ended while this process was starting: what failed next would be told of
+        os._exit(1)
 
     def watch() -> None:
         wait([sentinel])
