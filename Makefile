@@ -3,30 +3,36 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+INSTALL := $(VENV)/bin/pip install --quiet --constraint constraints.txt
 READY := $(VENV)/.ready
+TOOLS := $(VENV)/.ready-to-develop
 
 .PHONY: demo test check-deep lint wheel clean
 
 demo: $(READY)
 	$(VENV)/bin/arena demo $(ARGS)
 
-test: $(READY) lint
+test: $(TOOLS) lint
 	$(RUN) -m pytest -m "not deep" $(ARGS)
 
-check-deep: $(READY)
+check-deep: $(TOOLS)
 	$(RUN) -m pytest --timeout 3600 $(ARGS)
 
-lint: $(READY)
+lint: $(TOOLS)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 
-wheel: $(READY)
+wheel: $(TOOLS)
 	$(RUN) -m build --wheel
 
 $(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
-	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch
+	$(INSTALL) --editable '.[demo]'
+	touch $@
+
+$(TOOLS): $(READY)
+	$(INSTALL) --editable '.[dev]'
 	touch $@
 
 clean:
