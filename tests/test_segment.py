@@ -104,6 +104,22 @@ def test_a_closed_segment_is_not_found(made: Segment) -> None:
         segment.attach(handle)
 
 
+@pytest.mark.parametrize("at", ["posix_fallocate", "_handle"])
+def test_a_name_that_somebody_removes_meanwhile_hides_no_error(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever cleans /dev/shm up: the first error is what its caller sees, and nothing is kept."""
+
+    def remove_and_fail(*_: object) -> None:
+        for path in Path("/dev/shm").glob(f"arena-{os.getpid()}-*"):
+            path.unlink()
+        raise MemoryError("on purpose")
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(segment if hasattr(segment, at) else os, at, remove_and_fail)
+    with pytest.raises(MemoryError, match="on purpose"):
+        segment.create(LAYOUT, backing="shm")
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_unlink_removes_only_its_own_file() -> None:
     """Another file under the same name stays."""
     made = segment.create(LAYOUT, backing="shm")

@@ -60,6 +60,13 @@ def remove_directory(path: str | Path) -> None:
     os.rmdir(path)
 
 
+def remove_file(path: str, fd: int) -> None:
+    """Removes the name of an open file, if it still leads there; another one's that has it by now stays."""
+    with contextlib.suppress(FileNotFoundError):
+        if is_at(path, fd):
+            os.unlink(path)
+
+
 def is_at(path: str | Path, fd: int) -> bool:
     """Whether a path leads to an open file (and not to a successor, or nowhere)."""
     try:

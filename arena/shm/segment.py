@@ -8,6 +8,7 @@ Backings:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -17,7 +18,6 @@ import struct
 import threading
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from arena.config import Backing, Prefault, ReaderAccess
@@ -146,7 +146,7 @@ def create(of: Layout, *, backing: Backing = "memfd", prefault: Prefault = "lazy
             raise
     except BaseException:
         if backing == "shm":
-            os.unlink(path)
+            names.remove_file(path, fd)
         close_kept(fd)
         raise
     return segment
@@ -163,7 +163,7 @@ def _open_new(of: Layout, backing: Backing, segment_id: bytes, huge_pages: bool)
                 # data area come by write(2) or madvise(2), which say so.
                 os.posix_fallocate(fd, 0, of.control_bytes)
             except BaseException:
-                os.unlink(path)
+                names.remove_file(path, fd)
                 close_kept(fd)
                 raise
             return fd, of, path, True
@@ -384,9 +384,7 @@ def unlink(handle: SegmentHandle) -> None:
     """Removes the name of an shm segment, if it is still this segment's; for memfd there is none."""
     if handle.backing != "shm":
         return
-    path = Path(handle.path)
-    try:
-        if path.stat().st_ino == handle.inode:
-            path.unlink()
-    except FileNotFoundError:
-        pass
+    with contextlib.suppress(FileNotFoundError):
+        status = os.stat(handle.path, follow_symlinks=False)
+        if (status.st_dev, status.st_ino) == (handle.device, handle.inode):
+            os.unlink(handle.path)
