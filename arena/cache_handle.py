@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from arena.errors import InvalidHandle
+from arena.hashing import DIGEST_BYTES
 from arena.protocol.slots import Grant
 from arena.shm.segment import ID_BYTES
 
-DIGEST_BYTES = 32
 MAC_BYTES = 32
 _VERSION = 1
 _FIELDS = struct.Struct("<B16sIQ32s")
