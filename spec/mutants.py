@@ -1,10 +1,10 @@
 """`python -m spec mutants`: would all this notice? Seeded faults against the detectors, as a matrix.
 
-The faults are made by machine, one small change each (`mutants_python.py`, `mutants_c.py`): of the model of the message
-slots, of the atomics header, of the C code, and of `arena/protocol` and `arena/message/leases.py`. Each runs in a copy of
-the tree against the detectors that can see it, the quickest first: the searches of `mutants_detect.py`, and the tests that
-run the changed function, by modules. A mutant that all of them pass is equivalent, with a reason in
-`mutants_equivalent.py`, or it is a hole.
+The faults are made by machine, one small change each (`mutants_python.py`, `mutants_c.py`): of the models of message slots
+and object slots, of the atomics header, of the C code, and of `arena/protocol` and
+`arena/message/leases.py`. Each runs in a copy of the tree against the detectors that can see it, the quickest first: the
+searches of `mutants_detect.py`, and the tests that run the changed function, by modules. A mutant that all of them pass is
+equivalent, with a reason in `mutants_equivalent.py`, or it is a hole.
 """
 
 from __future__ import annotations
@@ -36,16 +36,20 @@ CODE_NAMES = ("ring.c", "record.c", "slots.c", "objects.c", "lease.c", "lease_ty
 CODE = tuple(f"csrc/arena_{name}" for name in CODE_NAMES)
 PROTOCOL = ("slots", "ring", "extents", "objects", "members", "eviction", "warmth")
 PYTHON = (*(f"arena/protocol/{name}.py" for name in PROTOCOL), "arena/message/leases.py")
-MODEL = ("spec/models/message_slots_actions.py", "spec/models/message_slots_state.py")
+MODELS = {  # each file, and the detector that searches its model
+    f"spec/models/{model}_{part}.py": model
+    for model in ("message_slots", "object_slots")
+    for part in ("actions", "state")
+}
 GROUPS = ("model", "header", "code", "python")
 
-MODEL_FUNCTIONS = frozenset(
+MESSAGE_SLOTS = frozenset(
     (
         "claim", "outdated", "copy", "publish", "enqueue", "has_room", "abort", "reclaim", "taken_out", "admit", "joined",
         "receive", "lease", "drop", "dma_complete", "release", "stored_done", "reader_death", "writer_death", "is_free",
     )
 )  # fmt: skip
-CHECKS = {"model": ("model",), "header": ("orders",), "code": (), "python": ()}
+DETECTORS = {**MODELS, HEADER: "orders"}  # beside the tests
 
 # The tests that hold the code. A map of what each runs selects from them for a Python function; for C see SEES.
 TESTS = tuple(
@@ -72,7 +76,7 @@ CACHE = ("test_cache_objects", "test_cache_kept", "test_cache_in_a_queue", "test
 OBJECTS = ("test_object_writer", "test_lockstep_objects", *CACHE)
 GATES = ("test_gates_alone", "test_lockstep_gates", "test_gates", "test_gates_pinning", "test_gates_closing")
 SEES = {
-    **dict.fromkeys((HEADER, *MODEL), ()),
+    **dict.fromkeys((HEADER, *MODELS), ()),
     "csrc/arena_ring.c": (*EVERYWHERE, "test_lockstep_ring", "test_lockstep_queue"),
     "csrc/arena_record.c": ("test_codec", *QUEUE),
     "csrc/arena_slots.c": (*EVERYWHERE, *OBJECTS, *GATES, "test_lockstep"),
@@ -106,9 +110,11 @@ def mutants(group: str) -> list[Mutant]:
         return list(mutants_of_header(HEADER, (ROOT / HEADER).read_text()))
     if group == "code":
         return [each for path in CODE for each in mutants_of_code(path, (ROOT / path).read_text())]
-    paths = PYTHON if group == "python" else MODEL
-    functions = MODEL_FUNCTIONS if group == "model" else None
-    return [each for path in paths for each in mutants_of(path, (ROOT / path).read_text(), functions)]
+    return [
+        each
+        for path in (PYTHON if group == "python" else MODELS)
+        for each in mutants_of(path, (ROOT / path).read_text(), MESSAGE_SLOTS if "message_slots" in path else None)
+    ]
 
 
 def measured(trees: Sequence[Tree], pool: ThreadPoolExecutor) -> list[TimedTest]:
@@ -164,7 +170,7 @@ def command(
 ) -> None:  # fmt: skip
     """Run the detectors against seeded faults; exit code 1 if one survives that is not known to be equivalent."""
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
-    chosen = [(group, each) for group in groups or GROUPS for each in mutants(group) if only in each.name]
+    chosen = [each for group in groups or GROUPS for each in mutants(group) if only in each.name]
     of_all = len(chosen)
     if sample and sample < len(chosen):
         chosen = random.Random(seed).sample(chosen, sample)
@@ -191,30 +197,31 @@ def command(
 
 
 def run(
-    chosen: Sequence[tuple[str, Mutant]], processes: int, file: Path | None, *, all_detectors: bool
+    chosen: Sequence[Mutant], processes: int, file: Path | None, *, all_detectors: bool
 ) -> Iterator[Row]:
     """Each mutant against the detectors that can see it, some at a time; in order."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-")))
         trees = [stack.enter_context(Tree(folder / str(number))) for number in range(processes)]
         pool = stack.enter_context(ThreadPoolExecutor(processes))
-        is_mapped = any(SEES.get(mutant.path, True) for _, mutant in chosen)
+        is_mapped = any(SEES.get(mutant.path, True) for mutant in chosen)
         tests = mapped(trees, pool, file) if is_mapped else []
         free: SimpleQueue[Tree] = SimpleQueue()
         for tree in trees:
             free.put(tree)
 
-        def one(group: str, mutant: Mutant) -> Row:
+        def one(mutant: Mutant) -> Row:
             tree = free.get()
             try:
                 start = tree.cpu_s
                 asked = tests_for(mutant, tests, slow=all_detectors)
-                said = tree.runs(mutant, CHECKS[group], asked, first_only=not all_detectors)
+                checks = [DETECTORS[mutant.path]] if mutant.path in DETECTORS else []
+                said = tree.runs(mutant, checks, asked, first_only=not all_detectors)
                 return Row(mutant, said, tree.cpu_s - start)
             finally:
                 free.put(tree)
 
-        yield from pool.map(lambda pair: one(*pair), chosen)
+        yield from pool.map(one, chosen)
 
 
 def show(console: Console, rows: Sequence[Row]) -> None:

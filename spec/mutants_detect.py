@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,12 +19,21 @@ from hypothesis import Phase, settings
 
 from spec.mutants_python import functions_of
 
-MODELS: tuple[tuple[dict[str, Any], int, int], ...] = (  # a configuration, its states and transitions
-    ({"slots": 2, "readers": 1}, 521, 1416),
-    ({"slots": 1, "readers": 2}, 580, 1681),
-    ({"slots": 2, "readers": 1, "tensors": 1, "queue": 1}, 482, 1291),
-    ({"slots": 1, "readers": 2, "quarantine": True}, 1036, 3145),
-)
+# By model: configurations, each with its states and transitions.
+INSTANCES: dict[str, tuple[tuple[dict[str, Any], int, int], ...]] = {
+    "message_slots": (
+        ({"slots": 2, "readers": 1}, 521, 1416),
+        ({"slots": 1, "readers": 2}, 580, 1681),
+        ({"slots": 2, "readers": 1, "tensors": 1, "queue": 1}, 482, 1291),
+        ({"slots": 1, "readers": 2, "quarantine": True}, 1036, 3145),
+    ),
+    "object_slots": (
+        ({}, 248, 702),
+        ({"leases": 1, "quarantine": True}, 480, 1477),
+        ({"readers": 2, "leases": 1}, 2288, 10_055),
+        ({"slots": 2, "leases": 1}, 6464, 28_928),
+    ),
+}
 OPTIONS = (
     "-q", "-p", "no:cacheprovider", "-m", "not deep and not gpu", "--seed", "1", "--hypothesis-seed", "1",
     "--assert=plain", "--tb=no", "-p", "no:faulthandler", "--capture=no",  # nobody reads what a failure says
@@ -32,17 +42,20 @@ OPTIONS = (
 )  # fmt: skip
 
 
-def model() -> int:
-    """The properties, and the exact numbers of states and transitions, of small instances of the message slots."""
+def searched(name: str) -> int:
+    """The properties, and the exact numbers of states and transitions, of small instances of a model."""
+    from spec import models
     from spec.checker import check
-    from spec.models.message_slots import Config
-    from spec.models.message_slots import model as of
 
-    for options, states, transitions in MODELS:
-        result = check(of(Config(**options)), limit=10 * states)
+    module = models.load(name)
+    for options, states, transitions in INSTANCES[name]:
+        result = check(module.model(module.Config(**options)), limit=10 * states)
         if not result.ok or (result.states, result.transitions) != (states, transitions):
             return 1
     return 0
+
+
+message_slots, object_slots = (partial(searched, name) for name in INSTANCES)
 
 
 def orders() -> int:

@@ -6,6 +6,7 @@ from spec.mutants_python import Mutant
 
 SHORT_CUT = "a short cut: the table of outcomes says the same of 0"
 NOT_ASKED = "nobody asks what an object's slot requires: its hold words decide"
+TWO_NAMES = "swaps the names of two steps that are possible together"
 # (the end of a path, a part of what was changed) -> the reason
 EQUIVALENT: dict[tuple[str, str], str] = {
     ("slots.py", "__init__: 0 -> 1 in self.offsets"): "a slot's offset is set by its claim, before anybody asks for it",
@@ -23,7 +24,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("eviction.py", "piece.of.age >= oldest -> Gt"): "the search finds one number less, which then means the same victims",
     ("eviction.py", "cost < best[0] -> LtE"): "of two that cost the same, either will do",
     ("message_slots_actions.py", "outdated: False -> True"): "only deliberate faults have an older reference in a queue",
-    ("message_slots_actions.py", "drop: negated: if gated"): "swaps the names of two steps that are possible together",
+    ("message_slots_actions.py", "drop: negated: if gated"): TWO_NAMES,
+    ("object_slots_actions.py", "drop: negated: if gated"): TWO_NAMES,
+    ("object_slots_state.py", "initial: True -> False in reader"): "who begins dead is reclaimed, and another one admitted",
+    ("object_slots_actions.py", "scan: False -> True in return with_slot"): "the next eviction forgets it",
 }
 
 

@@ -6,7 +6,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
-NAMES = ("message_slots", "object_slots", "one_word", "ring", "membership", "rendezvous", "flag_orders", "double_release")
+NAMES = (
+    "message_slots", "object_slots", "one_word", "ring", "membership", "rendezvous", "rendezvous_meeting", "flag_orders",
+    "double_release",
+)  # fmt: skip
 
 
 def available() -> tuple[str, ...]:

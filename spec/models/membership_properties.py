@@ -5,8 +5,10 @@ from __future__ import annotations
 from spec.model import Drain, invariant, sometimes
 from spec.models.membership_state import (
     EMPTY,
+    HELD,
     JOINED,
     JOINING,
+    LEASED,
     LEFT,
     LEFT_OVER,
     NOTHING,
@@ -25,10 +27,12 @@ from spec.models.membership_state import (
 
 @invariant("S1")
 def in_use_is_current(config: Config, state: State) -> str | None:
-    """No view of a slot that carries another message by now, and no view of an object without a word."""
+    """No view of a slot that carries another message by now, none of an object without a word, and none of the dead."""
     for number, rank in enumerate(state.ranks):
         if rank.message == OLD_LEASED:
             return f"reader {number} has a view of a slot that carries another message"
+        if rank.step == ReaderStep.DEAD and (rank.object == HELD or rank.message == LEASED):
+            return f"the dead process of rank {number} has a view"
         if rank.object == UNPROTECTED:
             return f"a process that left rank {number} has a view of an object, and no word protects it"
     return None
