@@ -92,7 +92,7 @@ def test_a_failure_counts_while_its_process_lives_whatever_the_namespace(
 
 def test_without_such_locks_a_failure_counts_while_its_pid_does(engine_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As some sandboxes are; one's own never stands in one's way."""
-    monkeypatch.setattr(Entry, "is_held", lambda self, offset: None)
+    monkeypatch.setattr(Entry, "is_held", lambda *_: None)
     for _ in range(2):
         with pytest.raises(CapacityError, match=r"^too little"):
             region(engine_id, nonce="one", creator_memory_check=too_little)
@@ -193,3 +193,15 @@ def test_a_stranger_s_failure_does_not_hide_that_of_those_whose_entry_it_is(engi
         at_the_barrier(other, engine_id, 1, **BROKEN["as a member"])
         assert all("on purpose" in text for text in passes(mine, other))
         assert "another nonce" in passes(stranger)[0]
+
+
+def test_a_stranger_that_could_not_tell_fails_its_own_all_the_same(engine_id: str) -> None:
+    """Another instance's failure stood in the entry, and that one removes neither the entry nor the sign."""
+    with workers(3) as (failing, stranger, another):
+        at_the_barrier(failing, engine_id, 0, **BROKEN["before it was in"])
+        at_the_barrier(stranger, engine_id, 0, nonce="another")
+        passes(failing)
+        at_the_barrier(another, engine_id, 1, nonce="another")
+        texts = passes(stranger, another)
+        assert "has failed" in texts[0]
+        assert "in the way of its own" in texts[1]

@@ -30,6 +30,7 @@ RECORD_BYTES = 128
 ENTRY_BYTES_MAX = 1 << 20  # 8,000 members: more is not an entry of ours
 FAILURE_PLACES = 1 << 40  # nothing is ever written there: one may lock bytes that a file has not
 MEETING_PLACES = 1 << 50  # nor there
+MEETING_BYTES = RECORD_BYTES << 32  # of all of them
 NO_RANK = -1
 LOCK_TIMEOUT_S = 1.0
 
@@ -264,10 +265,10 @@ class Entry:
         with suppress(OSError):  # there are no such locks here
             fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _byte_lock(fcntl.F_UNLCK, offset))
 
-    def is_held(self, offset: int) -> bool | None:
-        """Whether another open entry holds a place; None: there are no such locks here, and so nobody can say."""
+    def is_held(self, offset: int, nbytes: int = RECORD_BYTES) -> bool | None:
+        """Whether another open entry holds a place, or one of several; None: there are no such locks here to tell by."""
         try:
-            found = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _byte_lock(fcntl.F_WRLCK, offset))
+            found = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _byte_lock(fcntl.F_WRLCK, offset, nbytes))
         except OSError:
             return None
         return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
@@ -307,8 +308,8 @@ class Entry:
         return "another process"
 
 
-def _byte_lock(kind: int, offset: int) -> bytes:
-    return _FLOCK.pack(kind, os.SEEK_SET, offset, RECORD_BYTES, 0)
+def _byte_lock(kind: int, offset: int, nbytes: int = RECORD_BYTES) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, offset, nbytes, 0)
 
 
 def _write_at(fd: int, data: bytes, offset: int) -> None:

@@ -16,7 +16,7 @@ from arena.shm.backing import entry_path, memory_path, remove_memory, survivors
 from arena.shm.directory import ENTRY_PREFIX, MEMORY_PREFIX, check_directory, directory, remove_directory
 from arena.shm.entry import Entry
 from arena.shm.membership import Wanted
-from arena.shm.outcome import lives
+from arena.shm.outcome import is_awaited, lives
 
 _MAGIC = layout.MAGIC.to_bytes(8, "little")
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -78,8 +78,8 @@ def _is_socket(inside: os.DirEntry[str]) -> bool:
 
 
 def remove_failure(wanted: Wanted) -> None:
-    """Removes the failure that a process of this instance left, unless somebody is still to read it."""
-    _if_dead(wanted.path, nonce=wanted.nonce, remove=True)
+    """Removes the entry with the failure that a process of this instance left, unless somebody is still to read it."""
+    _if_dead(wanted.path, remove=True)
 
 
 def _regions(where: Path, *, remove: bool) -> Iterator[Leftover]:
@@ -91,7 +91,7 @@ def _regions(where: Path, *, remove: bool) -> Iterator[Leftover]:
         data = memory_path(path)
         with contextlib.suppress(OSError, ArenaError):
             nbytes = sum(each.stat().st_blocks * 512 for each in (path, data) if each.exists())
-            if _if_dead(path, nonce=None, remove=remove):
+            if _if_dead(path, remove=remove):
                 yield Leftover(path, "offload region", nbytes)
     for data in sorted(where.glob(f"{MEMORY_PREFIX}*")):
         path = entry_path(data)
@@ -101,7 +101,7 @@ def _regions(where: Path, *, remove: bool) -> Iterator[Leftover]:
                 yield Leftover(data, "offload region", nbytes)
 
 
-def _if_dead(path: Path, *, nonce: bytes | None, remove: bool) -> bool:
+def _if_dead(path: Path, *, remove: bool) -> bool:
     try:
         entry = Entry.open(path, create=False)
     except FileNotFoundError:
@@ -109,8 +109,8 @@ def _if_dead(path: Path, *, nonce: bytes | None, remove: bool) -> bool:
     try:
         entry.lock()
         failure = entry.read().failure
-        wrong = nonce is not None and (failure is None or failure.nonce != nonce)
-        if wrong or not entry.is_at_path() or survivors(entry) or (failure is not None and lives(entry, failure)):
+        counts = failure is not None and lives(entry, failure)
+        if counts or is_awaited(entry) or survivors(entry) or not entry.is_at_path():
             return False
         if remove:
             remove_memory(memory_path(path))

@@ -8,7 +8,7 @@ from arena import errors
 from arena.errors import ArenaError, AttachError
 from arena.shm import process
 from arena.shm.backing import survivors
-from arena.shm.entry import Entry, Failure, meeting_place
+from arena.shm.entry import MEETING_BYTES, MEETING_PLACES, Entry, Failure, meeting_place
 from arena.shm.membership import Member, Wanted, step
 
 
@@ -48,9 +48,8 @@ def forget_past_failure(entry: Entry) -> None:
 
 
 def is_awaited(entry: Entry) -> bool:
-    """Whether a failure stands there that somebody else is still to hear of, or has not met the others with."""
-    failure = entry.read().failure
-    return failure is not None and bool(entry.is_held(meeting_place(failure.nonce)))
+    """Whether somebody else, of whatever instance, has come to it and does not know yet how it went for all."""
+    return bool(entry.is_held(MEETING_PLACES, MEETING_BYTES))
 
 
 def lives(entry: Entry, failure: Failure) -> bool:
@@ -72,7 +71,13 @@ def find_failed_creator(wanted: Wanted, entry: Entry) -> None:
     if failure is not None and lives(entry, failure):
         step("find_failed_creator")
         raise error_of(wanted, failure)
-    if failure is None and is_awaited(entry):
+    if entry.is_held(meeting_place(wanted.nonce)):  # by one that is no member, as nobody is
+        step("find_failed_creator")
+        raise ArenaError(
+            f"a process of region {wanted.engine_id!r} failed, and another instance's failure was in the way of its own: "
+            "its own text says why"
+        )
+    if is_awaited(entry):
         step("find_other_instance")
         raise AttachError(
             f"region {wanted.engine_id!r} belongs to an instance with another nonce that has failed, and whose processes "
@@ -103,7 +108,8 @@ def _stands(entry: Entry, first: Failure, wanted: Wanted) -> bool:
     """The first one of an instance stands; that of another one too, unless the living members are of this one."""
     if first.nonce == wanted.nonce:
         return lives(entry, first)
-    return is_awaited(entry) and all(member.nonce != wanted.nonce for member in survivors(entry).values())
+    is_met = bool(entry.is_held(meeting_place(first.nonce)))
+    return is_met and all(member.nonce != wanted.nonce for member in survivors(entry).values())
 
 
 def text_of(error: BaseException) -> str:
