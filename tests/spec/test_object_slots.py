@@ -64,6 +64,12 @@ def test_two_slots_two_readers() -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.timeout(3600)
+def test_two_leases_of_each_while_the_writer_lives() -> None:
+    assert holds(model(Config(2, 2, 2, writer_dies=False)), drain=False) == (1_515_090, 14_140_278)
+
+
+@pytest.mark.deep
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("size", DEEP_QUARANTINE_COUNTS)
 def test_with_quarantine_deep(size: tuple[int, int, int]) -> None:
