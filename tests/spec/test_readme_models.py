@@ -10,6 +10,7 @@ import test_membership
 import test_message_slots
 import test_object_slots
 import test_rendezvous
+import test_rendezvous_meeting
 import test_ring
 
 import spec
@@ -17,7 +18,7 @@ import spec
 TEXT = Path(spec.__file__).with_name("README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["object_slots", "one_word", "ring", "membership", "rendezvous"])
+@pytest.mark.parametrize("name", ["object_slots", "one_word", "ring", "membership", "rendezvous", "rendezvous_meeting"])
 def test_the_faults_are_listed(name: str) -> None:
     variants = import_module(f"spec.models.{name}").VARIANTS
     for key, each in variants.items():
@@ -48,6 +49,7 @@ PINNED = {
     ],
 }
 IN_SENTENCES = {
+    "meeting": [number for counts in test_rendezvous_meeting.COUNTS.values() for number in counts],
     "leave": test_message_slots.LEAVE_COUNTS.values(),
     "options": [states for pairs in test_message_slots.HARMLESS.values() for states, _ in pairs[1:]][:4],
     "quarantine": [
