@@ -1,7 +1,7 @@
 """`python -m spec mutants`: would all this notice? Seeded faults against the detectors, as a matrix.
 
-The faults are made by machine, one small change each (`mutants_python.py`, `mutants_c.py`): of the models of message slots
-and object slots, of the atomics header, of the C code, and of `arena/protocol` and
+The faults are made by machine, one small change each (`mutants_python.py`, `mutants_c.py`): of the models of message
+slots, object slots, ring and membership, of the atomics header, of the C code, and of `arena/protocol` and
 `arena/message/leases.py`. Each runs in a copy of the tree against the detectors that can see it, the quickest first: the
 searches of `mutants_detect.py`, and the tests that run the changed function, by modules. A mutant that all of them pass is
 equivalent, with a reason in `mutants_equivalent.py`, or it is a hole.
@@ -36,11 +36,14 @@ CODE_NAMES = ("ring.c", "record.c", "slots.c", "objects.c", "lease.c", "lease_ty
 CODE = tuple(f"csrc/arena_{name}" for name in CODE_NAMES)
 PROTOCOL = ("slots", "ring", "extents", "objects", "members", "eviction", "warmth")
 PYTHON = (*(f"arena/protocol/{name}.py" for name in PROTOCOL), "arena/message/leases.py")
-MODELS = {  # each file, and the detector that searches its model
-    f"spec/models/{model}_{part}.py": model
-    for model in ("message_slots", "object_slots")
-    for part in ("actions", "state")
+PARTS = {
+    "message_slots": ("actions", "state"),
+    "object_slots": ("actions", "state"),
+    "ring": ("state", "writer", "reader"),
+    "membership": ("actions", "state"),
 }
+# Each file of a model, and the detector that searches the model.
+MODELS = {f"spec/models/{model}_{part}.py": model for model, parts in PARTS.items() for part in parts}
 GROUPS = ("model", "header", "code", "python")
 
 MESSAGE_SLOTS = frozenset(
@@ -196,9 +199,7 @@ def command(
         sys.exit(1)
 
 
-def run(
-    chosen: Sequence[Mutant], processes: int, file: Path | None, *, all_detectors: bool
-) -> Iterator[Row]:
+def run(chosen: Sequence[Mutant], processes: int, file: Path | None, *, all_detectors: bool) -> Iterator[Row]:
     """Each mutant against the detectors that can see it, some at a time; in order."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-")))

@@ -33,6 +33,21 @@ INSTANCES: dict[str, tuple[tuple[dict[str, Any], int, int], ...]] = {
         ({"readers": 2, "leases": 1}, 2288, 10_055),
         ({"slots": 2, "leases": 1}, 6464, 28_928),
     ),
+    "ring": (
+        ({"slices": True, "shutdown": False, "spurious": False}, 1524, 5957),
+        ({"capacity": 2, "shutdown": False}, 2072, 8338),
+        ({}, 6389, 30_806),
+    ),
+    "membership": (
+        ({}, 795, 2807),
+        ({"objects": False}, 402, 1166),
+        ({"readers": 2, "messages": False, "objects": False, "leave": False}, 2993, 12_285),
+        ({"readers": 2, "messages": False, "objects": False}, 4633, 19_353),
+    ),
+}
+# Of instances that are too large to be searched whole for each mutant, so many states.
+BEGINNINGS: dict[str, tuple[tuple[dict[str, Any], int, int], ...]] = {
+    "ring": (({"readers": 2, "capacity": 2, "deaths": False, "shutdown": False, "spurious": False}, 2001, 4886),),
 }
 OPTIONS = (
     "-q", "-p", "no:cacheprovider", "-m", "not deep and not gpu", "--seed", "1", "--hypothesis-seed", "1",
@@ -49,13 +64,17 @@ def searched(name: str) -> int:
 
     module = models.load(name)
     for options, states, transitions in INSTANCES[name]:
-        result = check(module.model(module.Config(**options)), limit=10 * states)
+        result = check(module.model(module.Config(**options)), limit=2 * states)
         if not result.ok or (result.states, result.transitions) != (states, transitions):
+            return 1
+    for options, states, transitions in BEGINNINGS.get(name, ()):
+        result = check(module.model(module.Config(**options)), limit=states - 1)
+        if result.violation is not None or (result.states, result.transitions) != (states, transitions):
             return 1
     return 0
 
 
-message_slots, object_slots = (partial(searched, name) for name in INSTANCES)
+message_slots, object_slots, ring, membership = (partial(searched, name) for name in INSTANCES)
 
 
 def orders() -> int:

@@ -28,6 +28,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("object_slots_actions.py", "drop: negated: if gated"): TWO_NAMES,
     ("object_slots_state.py", "initial: True -> False in reader"): "who begins dead is reclaimed, and another one admitted",
     ("object_slots_actions.py", "scan: False -> True in return with_slot"): "the next eviction forgets it",
+    ("ring_state.py", "initial: 1 -> 2 in (RUNNING,)"): "a park word more than there are processes: nobody's",
+    ("ring_reader.py", "leave: 0 -> 1"): "a reader that has left has no position: nobody asks for it",
+    ("ring_reader.py", "reader_death: cursor is not None"): "a store lost by a death: as if it had died one step earlier",
+    ("membership_actions.py", "unpark_joiner: False -> True"): "who gives up has seen the death of all who look at it",
 }
 
 

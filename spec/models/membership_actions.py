@@ -27,7 +27,6 @@ from spec.models.membership_state import (
     Rank,
     ReaderStep,
     State,
-    Writer,
     WriterStep,
     degraded,
     with_rank,
@@ -235,7 +234,7 @@ def may_time_out(state: State) -> bool:
 
 def timed_out(state: State, named: tuple[int, ...]) -> State:
     """The state after the error that names those ranks."""
-    return State(Writer(WriterStep.TIMED_OUT, 0, NOT_READY, named), state.ranks)
+    return State(state.writer._replace(step=WriterStep.TIMED_OUT, named=named), state.ranks)
 
 
 @action("writer", part_of="wait_until_ready")

@@ -11,6 +11,7 @@ from spec.models.membership_state import (
     LEASED,
     LEFT,
     LEFT_OVER,
+    NOT_READY,
     NOTHING,
     OLD_LEASED,
     READY,
@@ -89,9 +90,11 @@ def ready_means_all(config: Config, state: State) -> str | None:
 
 @invariant("N")
 def missing_are_named(config: Config, state: State) -> str | None:
-    """A TimeoutError names exactly the ranks that are missing."""
+    """A TimeoutError is of a handshake that is not over, and names exactly the ranks that are missing."""
     if state.writer.step != WriterStep.TIMED_OUT:
         return None
+    if state.writer.ready != NOT_READY:
+        return "the handshake is over, and it has timed out"
     missing = tuple(number for number, rank in enumerate(state.ranks) if not rank.member)
     return None if state.writer.named == missing else f"missing are {missing}, named are {state.writer.named}"
 
@@ -114,11 +117,12 @@ INVARIANTS = (
 
 
 def all_settled(config: Config, state: State) -> bool:
-    """Everybody is in or out, nobody owes anything; with the writer dead, nobody waits for it."""
+    """Everybody is in, or out and its rank free, nobody owes anything; with the writer dead, nobody waits for it."""
     if state.writer.step == WriterStep.DEAD:
         return all(rank.step not in WAITING for rank in state.ranks)
     return state.writer.step == WriterStep.IDLE and all(
-        is_settled(rank) and not rank.owes and rank.message != UNREAD for rank in state.ranks
+        is_settled(rank) and rank.step != ReaderStep.GONE and not rank.owes and rank.message != UNREAD
+        for rank in state.ranks
     )
 
 
@@ -147,7 +151,7 @@ def dead_member(config: Config, state: State) -> bool:
 
 @sometimes("a new process joins after a death")
 def rejoin(config: Config, state: State) -> bool:
-    return state.writer.ready not in (READY, "not ready") and any(rank.word == JOINING for rank in state.ranks)
+    return state.writer.ready not in (READY, NOT_READY) and any(rank.word == JOINING for rank in state.ranks)
 
 
 @sometimes("a joiner gives up while the writer admits it")

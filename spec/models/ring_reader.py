@@ -273,9 +273,7 @@ def reader_death(config: Config, state: State, reader: int) -> State | None:
 @action("reader {reader}", over=READER, environment=True, progress=False)
 def join(config: Config, state: State, reader: int) -> State | None:
     """A new process claims the rank of a dead one, and waits to be admitted."""
-    if state.readers[reader].step not in DEAD or state.writer.step == WriterStep.DEAD:
-        return None
-    if state.writer.members[reader] or state.cursors[reader] is not None:
+    if state.readers[reader].step not in DEAD or state.writer.members[reader] or state.writer.step == WriterStep.DEAD:
         return None
     return reader_goes(state, reader, ReaderStep.JOINING)
 

@@ -229,14 +229,7 @@ def lowered(buffer: tuple[Store, ...], by: int) -> tuple[Store, ...]:
 def normal(state: State) -> State:
     """The same state with all positions lowered by the smallest one."""
     writer, readers, published, park, cursors = state
-    positions = [published, writer.position]
-    positions += [store.value for store in writer.buffer if store.cell == PUBLISHED]
-    positions += [cursor for cursor in cursors if cursor is not None]
-    for reader in readers:
-        if reader.step not in WITHOUT_POSITION:
-            positions.append(reader.position)
-            positions += [store.value for store in reader.buffer if store.cell == CURSOR]
-    lowest = min(positions)
+    lowest = min([published, *(each for each in cursors if each is not None)])  # no other position is before these
     if lowest == 0:
         return state
     return State(
