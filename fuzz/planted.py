@@ -23,7 +23,6 @@ FAULTS = {
 """Each fault, and what the failure that it causes says."""
 
 
-
 class UnderAnOracle(NamedTuple):
     """A fault in this process, which a target has to notice by comparing with what is right."""
 
@@ -47,8 +46,14 @@ def _over_another(take: Any) -> Any:
     return lambda self, nbytes: take(self, nbytes) and 0
 
 
-def _in_a_list(dequeue: Any) -> Any:
-    return lambda self, timeout: [dequeue(self, timeout)]
+class Changed(NamedTuple):
+    """What nobody sent: a list might have been."""
+
+    value: Any
+
+
+def _changed(dequeue: Any) -> Any:
+    return lambda self, timeout: Changed(dequeue(self, timeout))
 
 
 def _of_another_version(get: Any) -> Any:
@@ -64,7 +69,7 @@ ORACLES = {
         "extents", "arena.protocol.extents.Extents.take", _over_another, "gave 0, not page"
     ),
     "changed object": UnderAnOracle(
-        "pickle", "arena.queue.MessageQueue.dequeue", _in_a_list, "at the top: <class 'list'>, not"
+        "pickle", "arena.queue.MessageQueue.dequeue", _changed, "at the top: <class 'fuzz.planted.Changed'>, not"
     ),
     "older object": UnderAnOracle("cache", "arena.cache.ObjectCache.get", _of_another_version, "not what was just put"),
     "impossible run": UnderAnOracle("", "fuzz.traces.read_runs", _without_publications, "the model refuses the trace"),
