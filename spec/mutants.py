@@ -1,7 +1,7 @@
 """`python -m spec mutants`: would all this notice? Seeded faults against the detectors, as a matrix.
 
 The faults are made by machine, one small change each (`mutants_python.py`, `mutants_c.py`): of the models of message
-slots, object slots, ring and membership, of the atomics header, of the C code, and of `arena/protocol` and
+slots, object slots, ring, membership and rendezvous, of the atomics header, of the C code, and of `arena/protocol` and
 `arena/message/leases.py`. Each runs in a copy of the tree against the detectors that can see it, the quickest first: the
 searches of `mutants_detect.py`, and the tests that run the changed function, by modules. A mutant that all of them pass is
 equivalent, with a reason in `mutants_equivalent.py`, or it is a hole.
@@ -41,9 +41,11 @@ PARTS = {
     "object_slots": ("actions", "state"),
     "ring": ("state", "writer", "reader"),
     "membership": ("actions", "state"),
+    "rendezvous": ("state", "steps"),
 }
 # Each file of a model, and the detector that searches the model.
 MODELS = {f"spec/models/{model}_{part}.py": model for model, parts in PARTS.items() for part in parts}
+MODELS["spec/models/rendezvous_meeting.py"] = "rendezvous_meeting"
 GROUPS = ("model", "header", "code", "python")
 
 MESSAGE_SLOTS = frozenset(
@@ -52,6 +54,13 @@ MESSAGE_SLOTS = frozenset(
         "receive", "lease", "drop", "dma_complete", "release", "stored_done", "reader_death", "writer_death", "is_free",
     )
 )  # fmt: skip
+MEETING = frozenset(
+    (
+        "move", "opened", "alive", "is_held", "is_awaited", "counts", "may_come", "come", "fail_before", "fail_within",
+        "tell", "arrive", "pass_barrier", "look", "leave", "die",
+    )
+)  # fmt: skip
+STEPS = {"message_slots": MESSAGE_SLOTS, "rendezvous_meeting": MEETING}  # of files that hold something else, too
 DETECTORS = {**MODELS, HEADER: "orders"}  # beside the tests
 
 # The tests that hold the code. A map of what each runs selects from them for a Python function; for C see SEES.
@@ -116,7 +125,7 @@ def mutants(group: str) -> list[Mutant]:
     return [
         each
         for path in (PYTHON if group == "python" else MODELS)
-        for each in mutants_of(path, (ROOT / path).read_text(), MESSAGE_SLOTS if "message_slots" in path else None)
+        for each in mutants_of(path, (ROOT / path).read_text(), STEPS.get(MODELS.get(path, "")))
     ]
 
 

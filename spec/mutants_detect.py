@@ -19,6 +19,7 @@ from hypothesis import Phase, settings
 
 from spec.mutants_python import functions_of
 
+LEFTOVERS = {"none": (330, 826), "other": (341, 846), "same": (341, 846), "torn": (328, 822), "empty": (330, 826)}
 # By model: configurations, each with its states and transitions.
 INSTANCES: dict[str, tuple[tuple[dict[str, Any], int, int], ...]] = {
     "message_slots": (
@@ -44,7 +45,17 @@ INSTANCES: dict[str, tuple[tuple[dict[str, Any], int, int], ...]] = {
         ({"readers": 2, "messages": False, "objects": False, "leave": False}, 2993, 12_285),
         ({"readers": 2, "messages": False, "objects": False}, 4633, 19_353),
     ),
+    "rendezvous": (
+        *(({"instances": "AA", "leftover": left}, *counts) for left, counts in LEFTOVERS.items()),
+        ({"instances": "AA", "may_fail": True}, 346, 862),
+        ({"instances": "AA", "may_fail": True, "barrier": True}, 585, 1444),
+        ({"instances": "AAB"}, 3715, 12_742),
+        ({"instances": "AAB", "may_fail": True}, 4069, 13_827),
+    ),
+    "rendezvous_meeting": (({"instances": "AAA"}, 6170, 11_754), ({}, 13_479, 32_607)),
 }
+# Deliberate faults that must break what they are said to.
+FAULTS = {"rendezvous": ("cleanup-unlocked",), "rendezvous_meeting": ("failure-dies", "entry-removed")}
 # Of instances that are too large to be searched whole for each mutant, so many states.
 BEGINNINGS: dict[str, tuple[tuple[dict[str, Any], int, int], ...]] = {
     "ring": (({"readers": 2, "capacity": 2, "deaths": False, "shutdown": False, "spurious": False}, 2001, 4886),),
@@ -58,7 +69,7 @@ OPTIONS = (
 
 
 def searched(name: str) -> int:
-    """The properties, and the exact numbers of states and transitions, of small instances of a model."""
+    """The properties, and the exact numbers of states and transitions, of small instances of a model; and some faults."""
     from spec import models
     from spec.checker import check
 
@@ -71,10 +82,17 @@ def searched(name: str) -> int:
         result = check(module.model(module.Config(**options)), limit=states - 1)
         if result.violation is not None or (result.states, result.transitions) != (states, transitions):
             return 1
+    for fault in FAULTS.get(name, ()):
+        variant = module.VARIANTS[fault]
+        found = check(module.model(variant.config)).violation
+        if found is None or (found.name, found.steps) != (variant.breaks, variant.steps):
+            return 1
     return 0
 
 
-message_slots, object_slots, ring, membership = (partial(searched, name) for name in INSTANCES)
+message_slots, object_slots, ring, membership, rendezvous, rendezvous_meeting = (
+    partial(searched, name) for name in INSTANCES
+)
 
 
 def orders() -> int:

@@ -6,6 +6,7 @@ from spec.mutants_python import Mutant
 
 SHORT_CUT = "a short cut: the table of outcomes says the same of 0"
 NOT_ASKED = "nobody asks what an object's slot requires: its hold words decide"
+FINISHED = "of a process that has finished nobody asks whether it is to fail"
 TWO_NAMES = "swaps the names of two steps that are possible together"
 # (the end of a path, a part of what was changed) -> the reason
 EQUIVALENT: dict[tuple[str, str], str] = {
@@ -31,6 +32,12 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("ring_state.py", "initial: 1 -> 2 in (RUNNING,)"): "a park word more than there are processes: nobody's",
     ("ring_reader.py", "leave: 0 -> 1"): "a reader that has left has no position: nobody asks for it",
     ("ring_reader.py", "reader_death: cursor is not None"): "a store lost by a death: as if it had died one step earlier",
+    ("rendezvous_state.py", "holds: process < len"): "nobody has that number",
+    ("rendezvous_steps.py", "record_in_place_of: 1 -> 2"): "a dead member's record counts for nothing, there or not",
+    ("rendezvous_steps.py", "close_entry: False -> True"): FINISHED,
+    ("rendezvous_steps.py", "dead: False -> True"): FINISHED,
+    ("rendezvous_meeting.py", "opened: state.entries + 1 -> Sub"): "an entry has another number than any before",
+    ("rendezvous_meeting.py", "opened: 1 -> 2"): "an entry has another number than any before",
     ("membership_actions.py", "unpark_joiner: False -> True"): "who gives up has seen the death of all who look at it",
 }
 

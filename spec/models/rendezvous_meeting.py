@@ -65,7 +65,7 @@ class State(NamedTuple):
     processes: tuple[Process, ...]
 
 
-HOLDING = frozenset((Step.IN, Step.TELL, Step.READY, Step.WAIT, Step.LOOK))
+HOLDING = frozenset((Step.IN, Step.TELL, Step.READY, Step.WAIT, Step.LOOK, Step.LEAVE))  # to LEAVE come the failed
 
 
 def move(state: State, process: int, step: str, **changes: object) -> State:
@@ -91,7 +91,7 @@ def is_held(config: Config, state: State, entry: Entry, instances: str, process:
         number != process
         and config.instances[number] in instances
         and each.entry == entry.number
-        and (each.step in HOLDING or (each.step == Step.LEAVE and each.failed))
+        and each.step in HOLDING
         for number, each in enumerate(state.processes)
     )
 

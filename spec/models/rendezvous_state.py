@@ -170,11 +170,8 @@ def content_of(state: State, process: int) -> Content:
 
 
 def holds(state: State, process: int, memory: int) -> bool:
-    """The process is alive and has that memory."""
-    if process >= len(state.processes):
-        return False
-    each = state.processes[process]
-    return each.step != Step.DEAD and each.memory == memory
+    """The process has that memory, so it is alive: a dead one has none."""
+    return process < len(state.processes) and state.processes[process].memory == memory
 
 
 def live_members(state: State, content: Content) -> list[int]:
