@@ -74,7 +74,7 @@ def test_what_a_process_remembers_of_its_joins_is_bounded() -> None:
 def test_readers_that_have_ended_unheard_keep_nobody_out() -> None:
     """More than may wait to be taken in, and nothing was ever sent to them."""
     with MessageQueue(1, **BESIDE) as writer:
-        for _ in range(3 * outofband._ENDED):
+        for _ in range(3 * outofband._BACKLOG_SPARE):
             MessageQueue.create_from_handle(writer.export_handle(), 0).shutdown()
             writer.reap()
         with MessageQueue.create_from_handle(writer.export_handle(), 0) as reader:

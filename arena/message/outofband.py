@@ -41,7 +41,7 @@ _DESCRIPTORS = 11
 """Of a context with one socket (6), its listener or connection, its file, what is opened for a moment; and, for a reader in
 the writer's own process, the other end of the connection and its pidfd."""
 _COLLECTOR_DESCRIPTORS = 8
-_ENDED = 4
+_BACKLOG_SPARE = 4
 """So many readers may have ended before they were taken in; more wait for their turn, and are looked at less often."""
 _THREADS = 2  # of a context
 
@@ -81,7 +81,7 @@ class OutOfBandWriter:
         parent = capacity.SHM_DIRECTORY if named else tempfile.gettempdir()
         if len(parent) > _PATH_BYTES_MAX - 40:
             parent = "/tmp"
-        self._backlog = n_readers + _ENDED
+        self._backlog = n_readers + _BACKLOG_SPARE
         self._directory_fd = self._listener = self._given = self._file = -1
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         try:
