@@ -36,6 +36,8 @@ class Deadline:
         """In ``timeout_s`` seconds; None: never; negative: at once, as what is left until a time that is past."""
         if timeout_s is None:
             return NEVER
+        if type(timeout_s) is float and 0.0 <= timeout_s < threading.TIMEOUT_MAX:  # nearly all: the rest takes a microsecond
+            return cls(timeout_s, time.monotonic() + timeout_s)
         if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or timeout_s != timeout_s:
             raise ValueError(f"timeout={timeout_s!r}: must be None or a number of seconds")
         timeout_s = max(0, timeout_s)

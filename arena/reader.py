@@ -86,7 +86,7 @@ class ReaderEnd(MemberEnd):
         ring = self.ring
         if not ring.admitted:
             self._wait_admission(deadline)
-        if ring.wait(0, 0) is not Outcome.OK:
+        if ring.look():
             self._wait_record(deadline, indefinite)
         plain = ring.plain
         if plain is None:

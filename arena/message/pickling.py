@@ -125,6 +125,9 @@ class Encoder:
         self._slots = slots
         self._divert_bytes = divert_bytes
         self._copy_threads = copy_threads
+        self._reductions: dict[type, Callable[[Any], Any]] = {
+            torch.Tensor: self._reduce_tensor, torch.nn.Parameter: self._reduce_parameter,
+        }  # fmt: skip
         self._parts: list[bytes] = []
         self._pickler: pickle.Pickler | None = None
         self._message = _NO_MESSAGE
@@ -145,10 +148,7 @@ class Encoder:
         self._spare = None
         self._collected = False
         pickler, self._pickler = self._pickler or self._new_pickler(), None  # after an error it is not used again
-        table: dict[type, Callable[[Any], Any]] = copyreg.dispatch_table.copy()
-        table[torch.Tensor] = self._reduce_tensor
-        table[torch.nn.Parameter] = self._reduce_parameter
-        pickler.dispatch_table = table
+        pickler.dispatch_table = {**copyreg.dispatch_table, **self._reductions}
         try:
             pickler.dump(obj)
             self._check_process()

@@ -270,7 +270,7 @@ _WRAPPERS: dict[str, dict[str, Callable[[Log, Any, Call], Call]]] = {
         "excuse_unread": _on_one("drop_reader"),
     },
     "RingWriter": {"send": _send, "send_plain": _send, "admit": _admit},
-    "RingReader": {"read": _read, "wait": _read, "advance": _advance, "finish": _advance, "leave": _leave},
+    "RingReader": {"read": _read, "wait": _read, "look": _read, "advance": _advance, "finish": _advance, "leave": _leave},
     "SlotReader": {"lease": _granted("lease")},
     "ObjectWriter": {
         "publish_object": _publish_object,
