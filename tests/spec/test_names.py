@@ -20,6 +20,7 @@ COMPOSED = {
     "wait_room": {"park", "recheck", "sleep", "unpark"},
     "wait_members": {"park", "sleep", "unpark"},
     "wait": {"read", "park", "recheck", "sleep", "unpark"},
+    "look": {"read"},
     "wait_admission": {"park", "sleep", "unpark"},
     "finish": {"advance", "wake_writer"},
 }
