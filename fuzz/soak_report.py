@@ -59,9 +59,10 @@ class Sample:
 def show(samples: Sequence[Sample], output: str | None) -> None:
     """A table of ten lines, and ``soak.png`` in the directory that is named."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(*[field.name.replace("_", " ") for field in fields(Sample)], box=None)
+    heads = [Column(field.name.replace("_", " "), justify="right", overflow="fold") for field in fields(Sample)]
+    table = Table(*heads, box=None)
     for sample in [*samples[: -1 : -(-len(samples) // 9)], samples[-1]]:
         table.add_row(*[f"{value:.1f}" if isinstance(value, float) else str(value) for value in astuple(sample)])
     Console(stderr=True).print(table)

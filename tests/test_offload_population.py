@@ -286,7 +286,7 @@ def test_touching_loses_no_byte_that_another_thread_is_writing(memory: Any) -> N
 
 @pytest.mark.parametrize("code", [errno.EFAULT, errno.ENOMEM])
 def test_a_shortage_is_a_capacity_error(memory: Any, code: int) -> None:
-    with pytest.raises(CapacityError, match=r"cannot be populated.*use fewer chunks"):
+    with pytest.raises(CapacityError, match=r"cannot be populated.*make the region smaller"):
         population.populate(memory.data, [(0, PAGE)], PAGE, advise=lambda address, nbytes: code)
 
 

@@ -242,7 +242,7 @@ def check_capacity(nbytes: int, backing: str, *, huge_pages: bool = False) -> No
     """
     if huge_pages and backing == "memfd" and capacity.are_huge_pages_reserved(nbytes):
         return
-    demand = capacity.Demand("a region", nbytes, "use fewer chunks")
+    demand = capacity.Demand("a region", nbytes, "make the region smaller")
     capacity.check_machine(demand)
     if backing == "shm":
         capacity.check_file_system(demand)
