@@ -198,5 +198,5 @@ class _Work:
 def _refusal(code: int, offset: int, nbytes: int) -> Exception:
     what = f"{nbytes} bytes at offset {offset} cannot be populated: {os.strerror(code)} (errno {code})"
     if code in (errno.ENOMEM, errno.EFAULT):
-        return CapacityError(f"{what}; the machine, the container or the file system has no more memory: make the region smaller")
+        return CapacityError(f"{what}; no more memory in the machine, container or file system: make the region smaller")
     return OSError(code, what)
