@@ -68,6 +68,25 @@ def test_a_copy_in_the_stream_that_was_current_when_the_tensor_came() -> None:
         assert reader.flush_releases() == 0 == busy(writer)
 
 
+def test_a_tensor_that_came_before_the_device_counts_as_come_with_it() -> None:
+    """Nothing says which stream was current when it came, as there was none: the first that is known stands for it."""
+    with pinned_queue() as (writer, reader, device):
+        device.reason = "no context yet"
+        early = receive(writer, reader)
+        device.reason = None
+        with device.stream(device.sides[0]):
+            receive(writer, reader, 1)  # pins the memory of both
+            device.copy(early, torch.empty_like(early), device.current_stream())
+            device.delay(device.current_stream(), 1.0)
+            del early
+        with device.stream(device.sides[1]):
+            assert reader.flush_releases() == 2 == busy(writer)
+            device.advance(0.5)
+            assert reader.flush_releases() == 2 == busy(writer)
+        device.drain()
+        assert reader.flush_releases() == 0 == busy(writer)
+
+
 def test_a_copy_that_is_done_when_the_tensor_goes_costs_one_look() -> None:
     with pinned_queue() as (writer, reader, device):
         tensor = receive(writer, reader)
@@ -190,13 +209,14 @@ def test_the_current_streams_are_asked_for_once_a_message(monkeypatch: pytest.Mo
         return used_streams(self)
 
     with pinned_queue() as (writer, reader, _):
+        held = receive(writer, reader)  # pins
         monkeypatch.setattr(Device, "used_streams", count)
         for sent, times in (([message(number) for number in range(3)], 1), (message(0, 100), 0)):
             asked = 0
             writer.enqueue(sent, WATCHDOG_S)
             received = reader.dequeue(WATCHDOG_S)
             assert asked == times
-        del received
+        del held, received
 
 
 # ---- when it is looked at --------------------------------------------------------------------------------------------

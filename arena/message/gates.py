@@ -5,8 +5,8 @@ its *gate*: the events that must have completed before it is released.  They sta
 
 * every copy that ``to_device`` issued from the lease, recorded behind the copy, on the copy's stream;
 * every use that ``record_use`` told of, recorded when it told;
-* everything else: the current streams of all devices that this process uses, when the lease began and again when its end is
-  noticed (a later event stands for more work, so later is safe).
+* everything else: the current streams of all devices that this process uses, when the lease began, or where nothing was
+  pinned yet when the first memory was, and again when its end is noticed (a later event stands for more, so later is safe).
 
 Gates are looked at in ``dequeue``, while a reader waits, when it gets an object, and in ``flush_releases``; nothing here
 waits for a device.
@@ -94,7 +94,8 @@ class Gates:
         self._activating = threading.RLock()
         self._is_active = False  # something may be pinned, so drops wait
         self._is_closed = False
-        self._streams: dict[int, Sequence[Stream]] = {}  # a grant's address -> what was current when its lease began
+        self._first_streams: Sequence[Stream] = ()  # what was current when the first memory was about to be pinned
+        self._streams: dict[int, Sequence[Stream]] = {}  # a later grant's address -> what was when its lease began
         self._uses: dict[Use, None] = {}
         self._chains: list[Any] = []  # taken off the native list, and yet to be followed
         self._grants: dict[int, Any] = {}  # dropped and not released, by address
@@ -114,10 +115,7 @@ class Gates:
         may_pin = self._may_pin()
         if may_pin and not self._is_active:
             self._activate()
-        streams: Sequence[Stream] = ()
-        if self._is_active and leases:
-            with suppress(*_TROUBLE):  # where there is trouble, it is met again at the end of the leases
-                streams = self._device.used_streams()
+        streams = self._current_streams() if self._is_active and leases else ()
         for lease in leases:
             grant = lease.grant
             lib.arena_grant_gate(ffi.cast("arena_grant *", grant), self._native, lease.data - self._base, lease.nbytes)
@@ -134,10 +132,16 @@ class Gates:
         mapping stays until it is unpinned."""
         with self._activating:
             if not self._is_active:
+                self._first_streams = self._current_streams()
                 lib.arena_map_retain(self._mapping)
                 lib.arena_member_pin(self._mapping, self._row)
                 lib.arena_gates_shut(self._native)
                 self._is_active = True
+
+    def _current_streams(self) -> Sequence[Stream]:
+        with suppress(*_TROUBLE):  # where there is trouble, it is met again at the end of the leases
+            return self._device.used_streams()
+        return ()
 
     def _populate(self, offset: int, nbytes: int) -> None:
         error = lib.arena_populate(self._mapping.data + offset, nbytes, 0 if self._readonly else 1)
@@ -280,7 +284,7 @@ class Gates:
             return
         gate = Gate([use.mark for use in uses if use.mark], [use.stream for use in uses if use.stream])
         try:
-            gate.unmarked += {*self._streams.get(address, ()), *self._device.used_streams()}
+            gate.unmarked += {*self._streams.get(address, self._first_streams), *self._device.used_streams()}
         except _TROUBLE as error:
             self._keep(gate, error)
         if any(use.is_lost for use in uses):
