@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import SMALL, Unloadable, queue_of
+from support import SMALL, WATCHDOG_S, Unloadable, queue_of
 
 from arena.errors import Cancelled
 from arena.message.outofband import OutOfBandWriter
@@ -31,19 +33,20 @@ def test_failed_pickling_leaves_no_slot() -> None:
         assert writer.statistics().fallback_total == {}
 
 
-def test_an_enqueue_that_times_out_leaves_no_slot() -> None:
+@pytest.mark.parametrize("pad", [500, 5000], ids=["no_room_in_the_ring", "no_budget_out_of_band"])
+def test_an_enqueue_that_times_out_leaves_no_slot(pad: int) -> None:
+    """Ten thousand times: a large tensor, and no room for the rest of its message."""
     tensor = torch.rand(COUNT)
     with queue_of(1, max_chunk_bytes=1024, max_chunks=1) as (writer, (reader,)):
-        sent = 0
-        while True:
-            try:
-                writer.enqueue([sent, bytes(500)], timeout=0)
+        writer.enqueue([0, bytes(pad)], timeout=WATCHDOG_S)  # the first one out of band waits for the reader's connection
+        sent = 1
+        with contextlib.suppress(TimeoutError):
+            while True:
+                writer.enqueue([sent, bytes(pad)], timeout=0)
                 sent += 1
-            except TimeoutError:
-                break
-        for _ in range(LOOPS // 5):
+        for _ in range(LOOPS):
             with pytest.raises(TimeoutError, match=r"no room for a message of .* bytes .*rank 0 \(pid"):
-                writer.enqueue({"tensor": tensor, "pad": bytes(500)}, timeout=0)
+                writer.enqueue({"tensor": tensor, "pad": bytes(pad)}, timeout=0)
         assert writer.statistics().slots_free == SMALL.slots
         assert [reader.dequeue(10)[0] for _ in range(sent)] == list(range(sent))  # type: ignore[index]
         writer.enqueue(tensor, timeout=10)
@@ -51,18 +54,44 @@ def test_an_enqueue_that_times_out_leaves_no_slot() -> None:
 
 
 def test_failed_unpickling_in_one_reader_leaves_no_slot() -> None:
-    """The reader that fails releases what the message carried; the next message arrives."""
-    message = [torch.rand(COUNT), Unloadable(), np.zeros(COUNT)]
-    with queue_of(2) as (writer, readers):
-        for _ in range(LOOPS // 5):
-            writer.enqueue(message)
-            for reader in readers:
-                with pytest.raises(ZeroDivisionError):
-                    reader.dequeue(10)
+    """Ten thousand times: the reader that fails releases what the message carried, and the other one has it whole."""
+    tensor = torch.rand(COUNT)
+    with queue_of(2) as (writer, (fails, succeeds)):
+        for _ in range(LOOPS):
+            writer.enqueue([tensor, LoadableAtTimes(), np.zeros(COUNT)])
+            with pytest.raises(ZeroDivisionError), not_loadable():
+                fails.dequeue(10)
+            received: Any = succeeds.dequeue(10)
+            assert torch.equal(received[0], tensor)
+            del received
         statistics = writer.statistics()
         assert (statistics.slots_free, statistics.fallback_total) == (SMALL.slots, {})
         writer.enqueue("next")
-        assert [reader.dequeue(10) for reader in readers] == ["next", "next"]
+        assert [reader.dequeue(10) for reader in (fails, succeeds)] == ["next", "next"]
+
+
+class LoadableAtTimes:
+    """Cannot be unpickled inside ``not_loadable``."""
+
+    fails = False
+
+    def __reduce__(self) -> Any:
+        return _load, ()
+
+
+def _load() -> LoadableAtTimes:
+    if LoadableAtTimes.fails:
+        raise ZeroDivisionError("unpickling failed on purpose")
+    return LoadableAtTimes()
+
+
+@contextlib.contextmanager
+def not_loadable() -> Iterator[None]:
+    LoadableAtTimes.fails = True
+    try:
+        yield
+    finally:
+        LoadableAtTimes.fails = False
 
 
 @pytest.mark.parametrize("n", [1, 2])
