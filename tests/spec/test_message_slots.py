@@ -26,6 +26,10 @@ COUNTS = {
 }
 LARGE_COUNTS = {(3, 2): (1_112_588, 6_275_307), (2, 3): (1_679_543, 10_067_128)}
 LEAVE_COUNTS = {(1, 1, 1): 131, (1, 2, 1): 3_567, (2, 1, 2): 1_254}
+LOAN_COUNTS = {(1, 1, 1): 138, (1, 2, 1): 1_668, (2, 1, 2): 3_681}
+
+# The faults of leaving show sooner where there is only one reader, who owes a release.
+LEAVE_STEPS = {"left-owes-nothing": ("S1", 9), "left-owes-unread": ("S4", 6), "left-seen-mid-message": ("S4", 6)}
 
 # changes that do no harm: states and transitions with one slot, and with two
 HARMLESS = {
@@ -62,17 +66,24 @@ def faults(module: ModuleType) -> dict[str, Variant]:
 @pytest.mark.parametrize(("size", "counts"), COUNTS.items())
 def test_counts(size: tuple[int, int, int], counts: tuple[int, int]) -> None:
     result = check(model(config(size)))
+    assert holds(result)
     assert (result.states, result.transitions) == counts
     assert result.undrainable == 0
-    assert result.violation is None
-    assert not result.dead_actions
     assert result.fired["discard"] == 0
 
 
 @pytest.mark.parametrize(("size", "states"), LEAVE_COUNTS.items())
 def test_counts_with_readers_that_leave(size: tuple[int, int, int], states: int) -> None:
     result = check(model(config(size, leave=True)))
-    assert (result.states, result.undrainable, result.violation) == (states, 0, None)
+    assert holds(result)
+    assert (result.states, result.undrainable) == (states, 0)
+
+
+@pytest.mark.parametrize(("size", "states"), LOAN_COUNTS.items())
+def test_counts_with_loans(size: tuple[int, int, int], states: int) -> None:
+    result = check(model(config(size, loans=True)))
+    assert holds(result)
+    assert (result.states, result.undrainable) == (states, 0)
 
 
 def test_symmetry_reduced_count() -> None:
@@ -111,6 +122,15 @@ def test_a_fault_is_found_with_the_fewest_steps(name: str) -> None:
     violation = check(model(variant.config), drain=False).violation
     assert violation is not None
     assert (violation.name, violation.steps) == (variant.breaks, variant.steps)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("name", LEAVE_STEPS)
+def test_a_fault_of_leaving_shows_sooner_to_one_reader(name: str, slots: int) -> None:
+    small = replace(message_slots.VARIANTS[name].config, slots=slots, readers=1, tensors=slots)
+    violation = check(model(small), drain=False).violation
+    assert violation is not None
+    assert (violation.name, violation.steps) == LEAVE_STEPS[name]
 
 
 def test_every_harmless_variant_is_pinned() -> None:
