@@ -10,7 +10,7 @@ import pytest
 import torch
 from device_support import PAGE, SEED, Memory
 
-from arena.device.interface import ERROR_ALREADY_REGISTERED, ERROR_INVALID_VALUE, ERROR_NOT_REGISTERED, Event
+from arena.device.interface import ERROR_ALREADY_REGISTERED, ERROR_INVALID_VALUE, ERROR_NOT_REGISTERED, Device, Event
 from arena.device.simulated import SimulatedDevice, SimulatedStream
 from arena.errors import DeviceError
 
@@ -282,6 +282,35 @@ def test_a_fault_hits_the_call_that_was_named_and_no_other(device: SimulatedDevi
         event.query()
     device.drain()
     assert event.query()
+
+
+def test_every_call_can_be_made_to_fail(memory: Memory) -> None:
+    device, tensor = SimulatedDevice(SEED), memory.tensor(0, PAGE)
+    device.register(memory.address, PAGE)
+    stream = device.current_stream()
+    event = device.record(stream)
+    calls: dict[str, Callable[[], object]] = {
+        "register": lambda: device.register(memory.address + PAGE, PAGE),
+        "drain_error": device.drain_error,
+        "current_stream": device.current_stream,
+        "used_streams": device.used_streams,
+        "record": lambda: device.record(stream),
+        "query": event.query,
+        "empty_like": lambda: device.empty_like(tensor, 0, stream),
+        "copy": lambda: device.copy(tensor, tensor.clone(), stream),
+        "copy_back": lambda: device.copy_back(tensor.clone(), tensor, stream),
+        "unregister": lambda: device.unregister(memory.address),
+    }
+    cannot_fail = {"unavailable", "stream_of"}  # one tells its reason, the other asks no driver
+    assert Device.__abstractmethods__ <= calls.keys() | cannot_fail
+    for name, call in calls.items():
+        device.fail(name, 999)
+        with pytest.raises(DeviceError, match=f"{name}: injected fault"):
+            call()
+        device.drain_error()
+    for name, call in calls.items():
+        call()
+        assert device.calls[-1] == name
 
 
 # ---- and a missing gate is seen ------------------------------------------------------------------

@@ -195,7 +195,7 @@ class SimulatedDevice(Device):
     @contextmanager
     def stream(self, stream: SimulatedStream) -> Iterator[None]:
         """Make a stream, and its device, this thread's current one."""
-        before = self.current_stream(), self.current_stream(stream.gpu)
+        before = self._current(), self._current(stream.gpu)
         self._set_current(stream)
         try:
             yield
@@ -204,11 +204,8 @@ class SimulatedDevice(Device):
             self._set_current(before[0])
 
     def current_stream(self, where: torch.device | str | int | None = None) -> SimulatedStream:
-        streams: dict[int, SimulatedStream] = getattr(self._thread, "streams", {})
-        gpu: int = getattr(self._thread, "gpu", 0) if where is None else _gpu_number(where, 0)
-        if not 0 <= gpu < len(self._defaults):
-            raise DeviceError(f"{where!r}: there is no such device")
-        return streams.get(gpu, self._defaults[gpu])
+        self.enter("current_stream")
+        return self._current(where)
 
     def stream_of(self, given: object) -> SimulatedStream:
         if not isinstance(given, SimulatedStream):
@@ -216,7 +213,8 @@ class SimulatedDevice(Device):
         return given
 
     def used_streams(self) -> tuple[SimulatedStream, ...]:
-        return tuple(self.current_stream(gpu) for gpu in sorted(self._used))
+        self.enter("used_streams")
+        return tuple(self._current(gpu) for gpu in sorted(self._used))
 
     def record(self, stream: SimulatedStream) -> SimulatedEvent:
         self._enter_stream("record", stream)
@@ -375,6 +373,13 @@ class SimulatedDevice(Device):
     @staticmethod
     def _overlap(a: range, b: range) -> bool:
         return a.start < b.stop and b.start < a.stop and bool(a) and bool(b)
+
+    def _current(self, where: torch.device | str | int | None = None) -> SimulatedStream:
+        streams: dict[int, SimulatedStream] = getattr(self._thread, "streams", {})
+        gpu: int = getattr(self._thread, "gpu", 0) if where is None else _gpu_number(where, 0)
+        if not 0 <= gpu < len(self._defaults):
+            raise DeviceError(f"{where!r}: there is no such device")
+        return streams.get(gpu, self._defaults[gpu])
 
     def _set_current(self, stream: SimulatedStream) -> None:
         if not hasattr(self._thread, "streams"):
