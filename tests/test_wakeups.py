@@ -94,11 +94,11 @@ def test_a_reader_spins_once_per_wait_and_never_beyond_its_timeout(monkeypatch: 
         monkeypatch.setattr(reader._end.ring, "wait", wait)
         with pytest.raises(KeyboardInterrupt):
             reader.dequeue()
-        assert waits == [(0, 0), (500_000, 0), (200_000, 0)] + [(0, 500_000)] * 3
+        assert waits == [(500_000, 0), (200_000, 0)] + [(0, 500_000)] * 4
         waits.clear()
         with pytest.raises(TimeoutError):
             reader.dequeue(0)
-        assert waits == [(0, 0)] * 2
+        assert waits == [(0, 0)]
 
 
 def test_a_long_wait_for_room_names_who_is_behind(impatient: None, caplog: pytest.LogCaptureFixture) -> None:
