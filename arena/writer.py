@@ -202,11 +202,15 @@ class WriterEnd(OwnerEnd):
             self._wait_budget(nbytes, deadline)
         while self.ring.reserve(len(header)) is Outcome.NO_ROOM:
             self._wait_room(len(header), deadline)
+        readers = {
+            outofband.identity(self.ranks[row], self.members.entry(row)): partial(self._is_gone, row, deadline)
+            for row in self.members.rows()
+        }
+        self._out_of_band.reach(readers)
         frames = [table, b"".join(message.pickle_parts)]
         frames += [bytes(ffi.buffer(buffer.address, buffer.nbytes)) for buffer in message.inline]
-        for row in self.members.rows():
-            address = outofband.identity(self.ranks[row], self.members.entry(row))
-            self._out_of_band.send(self._number, frames, address, partial(self._is_gone, row, deadline))
+        for reader, gone in readers.items():
+            self._out_of_band.send(self._number, frames, reader, gone)
         self._publish([header], [], deadline)
         self._in_flight.append((self.ring.position, nbytes))
         self._out_of_band_total += 1

@@ -47,6 +47,34 @@ def test_a_message_that_is_cut_short_costs_no_other(part: int, when: str, monkey
             assert reader.dequeue(WATCHDOG_S) == (number, bytes(5000 + number))
 
 
+def test_a_message_is_handed_to_no_reader_before_all_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a reader that is stopped before its connection stands has each try of each message pile up for the others."""
+    handed: list[int] = []
+    send = zmq.Socket.send
+
+    def noted(self: Any, part: Any, *arguments: Any, **options: Any) -> Any:
+        handed.append(len(part))
+        return send(self, part, *arguments, **options)
+
+    with MessageQueue(2, **BESIDE) as writer, MessageQueue.create_from_handle(writer.export_handle(), 0) as first:
+        with monkeypatch.context() as patch:
+            patch.setattr(zmq.Socket, "connect", lambda *_: None)
+            late = MessageQueue.create_from_handle(writer.export_handle(), 1)
+        with late:
+            with monkeypatch.context() as patch:
+                patch.setattr(zmq.Socket, "send", noted)
+                for _ in range(10):
+                    with pytest.raises(TimeoutError, match=r"rank 1 \(pid \d+\) has not connected within 0.1 s"):
+                        writer.enqueue(bytes(5000), timeout=0.1)
+            assert handed
+            assert max(handed) < 100
+            socket = late._end._out_of_band  # type: ignore[union-attr]
+            socket._socket.connect(f"ipc:///proc/self/fd/{socket._fd}")  # type: ignore[union-attr]
+            for number in range(3):
+                writer.enqueue((number, bytes(5000)), timeout=WATCHDOG_S)
+                assert [reader.dequeue(WATCHDOG_S) for reader in (first, late)] == [(number, bytes(5000))] * 2
+
+
 def test_a_process_that_leaves_and_joins_again_gets_every_message() -> None:
     """Its connection of before may not be gone when the next message is sent."""
     with queue_of(1, **BESIDE) as (writer, [reader]):

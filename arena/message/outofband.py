@@ -10,7 +10,7 @@ our own, where connections wait until the first message is sent out of band: onl
 libzmq given the socket.  A queue that sends nothing so has no libzmq in its writer, whoever joins when.
 
 Frames: the reader's identity (added and taken off by ZMQ), the message number, the buffer table, the pickle, each
-inline buffer.
+inline buffer.  One frame alone, of no bytes, is no message: a reader is reached by it, and one that was cut short ends so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import os
 import socket
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 import zmq
@@ -84,6 +84,7 @@ class OutOfBandWriter:
         self._backlog = n_readers + _BACKLOG_SPARE
         self._directory_fd = self._listener = self._given = self._file = -1
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._reached: frozenset[bytes] = frozenset()
         try:
             with typed(f"a directory for sockets in {parent}"):
                 self._directory, self._directory_fd = names.new_directory(parent, lasting=named)
@@ -121,26 +122,42 @@ class OutOfBandWriter:
             self._socket, self._context = router, context
             undo.pop_all()
 
-    def send(self, number: int, frames: Sequence[bytes], reader: bytes, gone: Callable[[], bool]) -> bool:
-        """Hands a message for one reader to ZMQ; False if it is ``gone`` before it has connected.
+    def reach(self, readers: Mapping[bytes, Callable[[], bool]]) -> None:
+        """Waits until each reader is connected, or is gone: its function says so, or raises.
+
+        Before a message is handed to any: what one reader has of a message that then is not published stays with it
+        until the next one, and would pile up.
+
+        Raises:
+            CapacityError: libzmq would have no descriptors or threads; nothing is changed.
+        """
+        if self._context is None or self._context.closed:  # an exception may have come right behind
+            self._open()
+        for reader, gone in readers.items():
+            if reader not in self._reached:
+                self._deliver([reader, b""], gone)  # which no reader takes for a message
+        self._reached = frozenset(readers)
+
+    def send(self, number: int, frames: Sequence[bytes], reader: bytes, gone: Callable[[], bool]) -> None:
+        """Hands a message for one reader, which was reached, to ZMQ; to nobody if it is gone.
 
         Raises:
             CapacityError: pyzmq has no descriptors or threads for its first large message; nothing was sent.
         """
-        if self._context is None or self._context.closed:  # an exception may have come right behind
-            self._open()
         if not collector.is_alive() and max(map(len, frames)) >= zmq.COPY_THRESHOLD:  # it frees what is not copied
             require_descriptors(_COLLECTOR_DESCRIPTORS, _WHAT)
             require_threads(_THREADS + 1, _WHAT)
+        self._deliver([reader, _NUMBER.pack(number), *frames], gone)
+
+    def _deliver(self, parts: list[bytes], gone: Callable[[], bool]) -> None:
         while True:
             try:
-                self._send_whole([reader, _NUMBER.pack(number), *frames])
-                return True
+                return self._send_whole(parts)
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
             if gone():
-                return False
+                return
             self._socket.poll(_POLL_MS)  # lets the handshake of a new connection through
 
     def _send_whole(self, parts: list[bytes]) -> None:
