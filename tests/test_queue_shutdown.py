@@ -17,10 +17,11 @@ from arena.errors import Cancelled
 COUNT = 2048
 
 
-def test_shutdown_ends_a_blocked_dequeue_200_times() -> None:
+@pytest.mark.parametrize("spin_us", [0, 20_000], ids=["parked", "spinning"])
+def test_shutdown_ends_a_blocked_dequeue_200_times(spin_us: int) -> None:
     """From another thread, early or late in the call: always Cancelled, never an abort."""
     for i in range(200):
-        with queue_of(1, arena=None) as (_, (reader,)):
+        with queue_of(1, arena=None, spin_us=spin_us) as (_, (reader,)):
             blocked = in_thread(lambda reader=reader: reader.dequeue(WATCHDOG_S))  # type: ignore[misc]
             if i % 2:
                 wait_until(lambda reader=reader: is_in_call(reader._end), "inside dequeue")  # type: ignore[misc]
@@ -29,16 +30,30 @@ def test_shutdown_ends_a_blocked_dequeue_200_times() -> None:
                 blocked()
 
 
-def test_shutdown_ends_a_blocked_enqueue() -> None:
-    for options in ({}, {"max_chunk_bytes": 1024}):
-        with queue_of(1, arena=None, max_chunks=2, **({"max_chunk_bytes": 2048} | options)) as (writer, _):
+@pytest.mark.parametrize("size", [1500, 4000], ids=["in_the_ring", "out_of_band"])
+def test_shutdown_ends_a_blocked_enqueue_200_times(size: int) -> None:
+    """Whatever it waits for: a connection, room in the ring, or in the budget of what goes out of band."""
+    for i in range(200):
+        with queue_of(1, arena=None, max_chunk_bytes=2048, max_chunks=2) as (writer, _):
 
             def fill(writer: MessageQueue = writer) -> None:
                 while True:
-                    writer.enqueue(bytes(1500))
+                    writer.enqueue(bytes(size))
 
             blocked = in_thread(fill)
-            wait_until(lambda writer=writer: writer.statistics().readers[0].lag > 0, "something is in the ring")  # type: ignore[misc]
+            if i % 2:
+                wait_until(lambda writer=writer: writer.statistics().readers[0].lag > 0, "something is in the ring")  # type: ignore[misc]
+            writer.shutdown()
+            with pytest.raises(Cancelled):
+                blocked()
+
+
+def test_shutdown_ends_waiting_for_readers_200_times() -> None:
+    for i in range(200):
+        with MessageQueue(1, 1, arena=None) as writer:
+            blocked = in_thread(writer.wait_until_ready)
+            if i % 2:
+                wait_until(lambda writer=writer: is_in_call(writer._end), "inside wait_until_ready")  # type: ignore[misc]
             writer.shutdown()
             with pytest.raises(Cancelled):
                 blocked()
@@ -62,15 +77,6 @@ def test_an_exception_inside_shutdown_keeps_nothing(where: str, monkeypatch: pyt
         assert not writer._end.segment.alive
         with pytest.raises(Cancelled):
             reader.dequeue(WATCHDOG_S)
-
-
-def test_shutdown_ends_waiting_for_readers() -> None:
-    with MessageQueue(1, 1, arena=None) as writer:
-        blocked = in_thread(writer.wait_until_ready)
-        wait_until(lambda: is_in_call(writer._end), "inside wait_until_ready")
-        writer.shutdown()
-        with pytest.raises(Cancelled):
-            blocked()
 
 
 def test_the_writers_shutdown_ends_its_readers_after_the_last_message() -> None:
