@@ -99,6 +99,25 @@ def check_writable(received: Any) -> None:
         elements[:1].copy_(elements[-1:])
 
 
+@pytest.mark.parametrize("way", ["ring", "out_of_band", "full_arena"])
+def test_what_did_not_come_through_the_arena_is_each_readers_own(way: str) -> None:
+    """One reader writes in place, and the other one's bytes stay as they were sent."""
+    sent = [torch.ones(3000), torch.ones(3000, requires_grad=True), np.ones(3000), bytearray(b"\1" * 3000)]
+    with queue_of(2, **WAYS[way]) as (writer, readers):
+        writer.enqueue(sent)
+        first, second = ([elements(part) for part in reader.dequeue(10)] for reader in readers)  # type: ignore[attr-defined]
+        for part in first:
+            part[:] = 0
+        assert all((part == 1).all() for part in second)
+
+
+def elements(part: Any) -> np.ndarray:
+    """What shows, and may change, the elements of a received tensor, array or bytearray."""
+    if isinstance(part, torch.Tensor):
+        return part.detach().numpy()
+    return np.frombuffer(part, np.uint8) if isinstance(part, bytearray) else part
+
+
 # ---- identity -------------------------------------------------------------------------------------------------------
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import stat
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 from support import WATCHDOG_S, queue_of
 
-from arena import MessageQueue, ends
+from arena import ArenaConfig, MessageQueue, ends
 from arena.message import outofband
 
 BESIDE: dict[str, Any] = {"arena": None, "max_chunk_bytes": 1024}  # a larger message goes out of band
@@ -45,6 +48,25 @@ def test_a_message_that_is_cut_short_costs_no_other(part: int, when: str, monkey
             writer.enqueue((number, bytes(5000 + number)))
         for number in (2, 3):
             assert reader.dequeue(WATCHDOG_S) == (number, bytes(5000 + number))
+
+
+def test_the_sockets_file_is_its_owners_alone_and_gone_when_all_have_joined() -> None:
+    """Across PID namespaces, where readers need its name; else it has none from the start."""
+    shm = ArenaConfig(1 << 20, slots=4, backing="shm")
+    with MessageQueue(2, arena=shm, max_chunk_bytes=1024) as writer:
+        path = Path(writer.export_handle().endpoint.removeprefix("ipc://"))  # type: ignore[attr-defined]
+        with MessageQueue.create_from_handle(writer.export_handle(), 0) as first:
+            with pytest.raises(TimeoutError):
+                writer.wait_until_ready(0)
+            assert path.is_socket()
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            with MessageQueue.create_from_handle(writer.export_handle(), 1) as second:
+                writer.wait_until_ready(WATCHDOG_S)
+                assert not path.parent.exists()
+                writer.enqueue(bytes(5000), timeout=WATCHDOG_S)
+                assert first.dequeue(WATCHDOG_S) == second.dequeue(WATCHDOG_S) == bytes(5000)
+    with MessageQueue(1, **BESIDE):
+        assert list(Path(tempfile.gettempdir()).glob("arena-*")) == []
 
 
 def test_a_message_is_handed_to_no_reader_before_all_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:

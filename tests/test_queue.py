@@ -287,12 +287,17 @@ def test_without_an_arena_everything_large_says_so() -> None:
         assert (statistics.slots_total, statistics.bytes_capacity) == (0, 0)
 
 
-def test_exhaustion_is_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    with queue_of(1, arena=ArenaConfig(capacity_bytes=64 << 10, slots=1, divert_bytes=1024)) as (writer, (reader,)):
+@pytest.mark.parametrize(
+    ("reason", "slots", "count"), [("no_slot", 1, COUNT), ("no_extent", 64, 8 * COUNT), ("oversize", 64, 32 * COUNT)]
+)
+def test_a_shortage_is_logged_once_in_a_while(reason: str, slots: int, count: int, caplog: pytest.LogCaptureFixture) -> None:
+    config = ArenaConfig(capacity_bytes=128 << 10, slots=slots, divert_bytes=1024)
+    with queue_of(1, arena=config) as (writer, (reader,)):
         held = []
         for _ in range(20):
-            writer.enqueue(torch.rand(COUNT))
+            writer.enqueue([torch.rand(count), torch.rand(5)])
             held.append(reader.dequeue(10))
         lines = [record.getMessage() for record in caplog.records if record.name == "arena.message"]
         assert len(lines) == 1
-        assert "no_slot (0 slots free" in lines[0]
+        assert f"a buffer of {4 * count} bytes does not go through the arena: {reason} (" in lines[0]
+        assert writer.statistics().fallback_total[reason] >= 18
