@@ -54,6 +54,15 @@ def test_every_fallback_reason_is_explained() -> None:
     assert not {reason for reason in reasons if f"`unsupported:{reason}`" not in README}
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/devices.md"])
+def test_the_quarantine_s_default_is_told_and_that_it_is_undecided(page: str) -> None:
+    """Once `tests/gpu/run.sh` has been run on a GPU, its result is to stand there instead."""
+    text = (ROOT / page).read_text()
+    assert f"quarantine_s={arena.ArenaConfig().quarantine_s}" in text
+    assert re.search("[Uu]ndecided|not decided", text)
+    assert "tests/gpu/run.sh" in text
+
+
 def test_the_version_is_the_distribution_s() -> None:
     assert f'version = "{arena.__version__}"' in (ROOT / "pyproject.toml").read_text()
 

@@ -120,6 +120,20 @@ def test_a_copy_from_pinned_memory_reads_it_later(device: CudaDevice, pinning: P
     assert is_all(target, 2)
 
 
+@pytest.mark.parametrize("nbytes", [1000, SIZE])
+def test_a_copy_from_pageable_memory_has_read_it_when_the_call_returns(
+    device: CudaDevice, memory: torch.Tensor, nbytes: int
+) -> None:
+    """Why memory that is not pinned needs no gate."""
+    source, stream = memory[:nbytes].fill_(1), torch.cuda.Stream(GPU)
+    target = device.empty_like(source, GPU, stream)
+    hold_up(stream)
+    device.copy(source, target, stream)
+    source.fill_(2)
+    wait_until(device.record(stream).query, "the copy")
+    assert is_all(target, 1)
+
+
 def test_an_event_is_done_when_the_copy_is(device: CudaDevice, pinning: Pinning, memory: torch.Tensor) -> None:
     assert pinning.ensure(0, CHUNK)
     source = memory[:CHUNK].fill_(3)
