@@ -128,9 +128,25 @@ def crosshair(seconds: float, contracts: Path | str = HERE / "contracts.py") -> 
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
 
 
+def hypothesis_with_crosshair(examples: int, root: Path = ROOT, only: str = "") -> subprocess.CompletedProcess[str]:
+    """Hypothesis on the same contracts, with so many examples of each that the solver chooses."""
+    command = [
+        sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "--rootdir", str(root), "-k", only,
+        str(root / "tests/spec/contracts_solved.py"),
+    ]  # fmt: skip
+    environment = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin", "EXAMPLES": str(examples)}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=1500)
+
+
 @pytest.mark.parametrize("seconds", [1, pytest.param(50, marks=[pytest.mark.deep, pytest.mark.timeout(1600)])])
 def test_crosshair_finds_no_counterexample(seconds: float) -> None:
     done = crosshair(seconds)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("examples", [3, pytest.param(100, marks=[pytest.mark.deep, pytest.mark.timeout(1600)])])
+def test_hypothesis_with_crosshair_finds_no_counterexample(examples: int) -> None:
+    done = hypothesis_with_crosshair(examples)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -180,7 +196,7 @@ FAULTS = {
 }
 PURE = (
     "tests/spec/contracts.py", "tests/spec/ring_arithmetic.py", "arena/errors.py", "arena/message/codec.py",
-    "arena/protocol/extents.py", "arena/shm/layout.py",
+    "arena/protocol/extents.py", "arena/shm/layout.py", "tests/spec/contracts_solved.py",
 )  # fmt: skip
 
 
@@ -200,15 +216,9 @@ def test_crosshair_finds_a_fault_in_what_it_searches(contract: str, tmp_path: Pa
     done = crosshair(60, f"{contracts}:{line}")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "AssertionError" in done.stdout
-
-
-@settings(backend="crosshair", max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 10**6), st.integers(1, 10**6))
-def test_align_with_a_solver_behind_hypothesis(value: int, to: int) -> None:
-    from arena.shm.layout import align
-
-    assert value <= align(value, to) < value + to
-    assert align(value, to) % to == 0
+    done = hypothesis_with_crosshair(40, tmp_path, contract)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed" in done.stdout
 
 
 # ---- records --------------------------------------------------------------------------------------------------------
