@@ -84,7 +84,7 @@ def progress_bar(console: Console, name: str) -> Iterator[ProgressFunction]:
 
 
 def as_json(result: Result, name: str) -> dict[str, Any]:
-    """The result as plain data; the counterexample is an ITF trace."""
+    """The result as plain data; the counterexample is an ITF trace. What only a whole search can tell is None after less."""
     config = result.model.config
     found = result.violation
     return {
@@ -97,8 +97,8 @@ def as_json(result: Result, name: str) -> dict[str, Any]:
         "complete": result.complete,
         "ok": result.ok,
         "undrainable": result.undrainable,
-        "dead_actions": list(result.dead_actions),
-        "never_seen": list(result.never_seen),
+        "dead_actions": list(result.dead_actions) if result.complete else None,
+        "never_seen": list(result.never_seen) if result.complete else None,
         "fired": dict(sorted(result.fired.items())),
         "violation": found
         and {

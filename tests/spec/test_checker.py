@@ -304,6 +304,13 @@ def test_a_search_that_a_limit_ends_says_neither_yes_nor_no() -> None:
     assert "FAILS" not in run.output
 
 
+def test_what_a_stopped_search_has_not_seen_is_not_called_dead() -> None:
+    told = json.loads(CliRunner().invoke(main, ["check", "--limit", "10", "--json"]).stdout)
+    assert (told["dead_actions"], told["never_seen"]) == (None, None)
+    told = json.loads(CliRunner().invoke(main, ["check", "--slots", "1", "--readers", "1", "--json"]).stdout)
+    assert (told["dead_actions"], told["never_seen"]) == ([], [])
+
+
 def test_the_variants_as_data() -> None:
     run = CliRunner().invoke(main, ["check", "--variants", "--json"])
     told = {each["variant"]: (each["breaks"], each["steps"]) for each in json.loads(run.stdout)}
@@ -320,18 +327,34 @@ def test_a_trace_that_is_not_written_is_spoken_of(tmp_path: Path) -> None:
     assert len(json.loads(trace.read_text())["states"]) == 5
 
 
-def test_the_graph_is_written_as_text_and_drawn_where_graphviz_is(tmp_path: Path) -> None:
-    arguments = ["check", "--slots", "1", "--readers", "1", "--dot"]
-    run = CliRunner().invoke(main, [*arguments, str(tmp_path / "a.dot")])
+GRAPH = ["check", "--slots", "1", "--readers", "1", "--dot"]
+
+
+def test_the_graph_is_written_as_text(tmp_path: Path) -> None:
+    run = CliRunner().invoke(main, [*GRAPH, str(tmp_path / "a.dot")])
     assert run.exit_code == 0, run.output
     assert (tmp_path / "a.dot").read_text().count("->") == 107
-    run = CliRunner().invoke(main, [*arguments, str(tmp_path / "a.svg")])
-    if shutil.which("dot"):
-        assert run.exit_code == 0, run.output
-        assert "<svg" in (tmp_path / "a.svg").read_text()
-    else:
-        assert run.exit_code == 2
-        assert "a .dot file needs none" in run.output
+
+
+def test_the_graph_is_drawn_by_graphviz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in where there is none: it draws an arrow for each that it is given."""
+    if shutil.which("dot") is None:
+        stand_in = tmp_path / "dot"
+        stand_in.write_text("""#!/bin/sh\necho "<svg $*>"; grep -e '->' | sed 's/.*/<path class="edge"/'; echo '</svg>'\n""")
+        stand_in.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    run = CliRunner().invoke(main, [*GRAPH, str(tmp_path / "a.svg")])
+    assert run.exit_code == 0, run.output
+    drawn = (tmp_path / "a.svg").read_text()
+    assert "<svg" in drawn
+    assert drawn.count('class="edge"') == 107
+
+
+def test_without_graphviz_a_drawing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run = CliRunner().invoke(main, [*GRAPH, str(tmp_path / "a.svg")])
+    assert run.exit_code == 2
+    assert "a .dot file needs none" in run.output
 
 
 def test_help_lists_the_commands_without_importing_them() -> None:
