@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+from click.testing import CliRunner
 
+from spec import mutants as command_module
+from spec.__main__ import main
 from spec.mutants import DETECTORS, GROUPS, mutants
 from spec.mutants_c import mutants_of_code, mutants_of_header
 from spec.mutants_equivalent import EQUIVALENT
@@ -163,6 +166,16 @@ def test_what_a_test_runs_is_seen_in_this_process_and_in_a_forked_one(tree: Tree
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "spec", "mutants", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=7000)
+
+
+@pytest.mark.parametrize(("answer", "code"), [("killed", 0), ("hung", 0), ("passed", 1)])
+def test_a_mutant_that_is_alive_fails_the_command(answer: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = Mutant("arena/protocol/extents.py", 1, "nothing", str)
+    row = command_module.Row(mutant, {"test_extents": answer}, 0.0)
+    monkeypatch.setattr(command_module, "run", lambda *arguments, **options: [row])
+    ran = CliRunner().invoke(main, ["mutants", "--group", "header", "--sample", "1"])
+    assert ran.exit_code == code, ran.output
+    assert (f"alive: {mutant.name}" in ran.output) == bool(code)
 
 
 def test_a_sample_is_killed() -> None:

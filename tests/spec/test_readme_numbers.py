@@ -18,6 +18,7 @@ import test_orders
 import test_prove
 import test_ring
 import test_tla
+import test_traces
 
 import spec
 from spec.orders_check import analysis, check_header, minimal
@@ -114,3 +115,8 @@ def test_the_memory_orders_are_told_as_the_command_finds_them() -> None:
 )
 def test_the_seeded_faults_are_counted(count: int, words: str) -> None:
     assert words.format(WORDS[count]) in FLOWING.replace("Sixteen", "sixteen")
+
+
+def test_the_rates_that_corrupted_traces_must_be_refused_at_are_told() -> None:
+    rates = [round(100 * each[1]) for each in parameters(test_traces.test_corrupted_logs_are_refused) if len(each) == 2]
+    assert f"the tests demand {rates[0]}, {rates[1]} and {rates[2]}" in FLOWING

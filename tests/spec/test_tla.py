@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -145,3 +146,19 @@ def test_the_command_prints_the_module_and_its_configuration(tmp_path: Path) -> 
     run = CliRunner().invoke(main, ["tla", "--out", str(tmp_path)])
     assert run.exit_code == 0
     assert {path.name for path in tmp_path.iterdir()} == {"MessageSlots.tla", "MessageSlots.cfg"}
+
+
+@pytest.mark.parametrize(("violated", "code"), [(None, 0), ("S1", 1)])
+def test_the_command_tells_what_tlc_has_found(violated: str | None, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tla, "run_tlc", lambda twin, configuration: tla.TLCResult(54, 108, violated, ""))
+    run = CliRunner().invoke(main, ["tla", "--run", "--json"])
+    assert (run.exit_code, json.loads(run.stdout)) == (code, {"distinct": 54, "generated": 108, "violated": violated})
+    run = CliRunner().invoke(main, ["tla", "--run"])
+    assert (run.exit_code, run.stdout) == (code, f"54 distinct states, 108 generated; violated: {violated}\n")
+
+
+def test_without_java_the_command_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run = CliRunner().invoke(main, ["tla", "--run"])
+    assert run.exit_code == 1
+    assert "TLC needs Java" in run.stderr

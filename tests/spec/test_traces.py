@@ -216,6 +216,27 @@ def test_a_refusal_says_where_and_what_would_have_been_right(directory: Path) ->
     assert verdict.allowed
 
 
+def test_the_command_refuses_a_corrupted_run_and_an_empty_folder(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = next(iter(read_runs(directory).values()))
+    (writer,) = [number for number, log in enumerate(logs) if log.row == WRITER]
+    events = [event for event in logs[writer].events if event.action != "claim"]
+    monkeypatch.setattr("spec.trace.read_runs", lambda folder: {"segment": with_events(logs, writer, events)})
+    run = CliRunner().invoke(main, ["trace", str(directory)])
+    assert run.exit_code == 1
+    assert "NOT a behaviour of the model of message slots" in run.output
+    assert "the model would have allowed: " in run.output
+    run = CliRunner().invoke(main, ["trace", str(directory), "--json"])
+    (verdict,) = json.loads(run.output)
+    assert (run.exit_code, verdict["accepted"]) == (1, False)
+    assert verdict["why"]
+    assert verdict["allowed"]
+    monkeypatch.undo()
+    run = CliRunner().invoke(main, ["trace", str(tmp_path)])
+    assert (run.exit_code, run.output) == (1, f"no logs (*.trace) in {tmp_path}\n")
+
+
 def test_off_nothing_is_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then a traced method is the class's own: the same instructions as without the module."""
     from support import queue_of
