@@ -129,6 +129,7 @@ def test_a_readonly_reader_registers_read_only(monkeypatch: pytest.MonkeyPatch) 
 
 
 NO_CUDA = """
+import pathlib
 import sys
 import torch
 from arena import ArenaConfig, MessageQueue
@@ -148,7 +149,7 @@ reader.shutdown()
 writer.shutdown()
 assert begun == [] and not torch.cuda.is_initialized()
 assert {name for name in sys.modules if "cuda" in name} - before <= {"arena.device.cuda"}
-assert "libcuda" not in open("/proc/self/maps").read()
+assert "libcuda" not in pathlib.Path("/proc/self/maps").read_text()
 """
 
 
