@@ -334,6 +334,9 @@ class MessageQueue:
 
         Returns:
             how many dropped tensors a device may still read.
+
+        Raises:
+            TimeoutError: another thread is at it and has not come to an end within a second; nothing is lost.
         """
         return self._reader("flush_releases").flush_releases()
 

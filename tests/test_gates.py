@@ -17,6 +17,7 @@ from support import SMALL, WATCHDOG_S, in_thread, wait_until
 from arena import MessageQueue
 from arena.device import pinning
 from arena.errors import DeviceError
+from arena.message import gates
 
 # ---- each rule -------------------------------------------------------------------------------------------------------
 
@@ -278,6 +279,29 @@ def test_many_threads_drop_and_look_at_once(seed: int) -> None:
             wait_until(lambda: device.pending == 0, "the device is done")
             assert torch.equal(copied, message(number, 2 * PAGE))
         wait_until(lambda: reader.flush_releases() == 0 and busy(writer) == 0, "all slots free")
+
+
+def test_a_flush_beside_a_look_that_does_not_end_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "_LOCK_TIMEOUT_S", 0.01)
+    inside, go_on = threading.Event(), threading.Event()
+    with pinned_queue() as (writer, reader, device):
+
+        def used_streams() -> tuple[Any, ...]:
+            inside.set()
+            go_on.wait()
+            return ()
+
+        receive(writer, reader)
+        monkeypatch.setattr(device, "used_streams", used_streams)
+        looking = in_thread(reader.flush_releases)
+        inside.wait()
+        with pytest.raises(TimeoutError, match="another thread looks at the gates"):
+            reader.flush_releases()
+        monkeypatch.undo()
+        go_on.set()
+        looking()
+        device.drain()
+        assert reader.flush_releases() == 0 == busy(writer)
 
 
 def test_an_object_of_the_queue_s_cache_waits_too() -> None:
