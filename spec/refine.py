@@ -2,16 +2,18 @@
 
 A segment's control bytes, and the little that each process keeps to itself, determine the state of a model. Only what is
 declared here is looked at, so a word that the code forgot to store cannot hide behind a variable that it did set.
-`message_slots` and `ring_of` are the two functions; the lockstep tests run code and model side by side and compare after
-every step.
+`message_slots`, `object_slots` and `ring_of` are the functions; the lockstep tests run code and model side by side and
+compare after every step.
 
 **What a model's state says and nobody can see.** Two states of a model may differ in something that no later step depends
-on. The code need not keep such a difference, so both sides are compared in a normal form, `observable_slots` and
-`observable_ring`:
+on. The code need not keep such a difference, so both sides are compared in a normal form, `observable_slots`,
+`observable_objects` and `observable_ring`:
 
 - a slot that is free is free: whether its last generation was released or aborted has no effect (the code notes it when
   it next looks for a slot);
 - a done word counts only while its reader is required (the code zeroes a dead reader's words, the model leaves them);
+- of a free slot of objects nothing is left but its generation; which handles are out, nobody knows; the dead count no
+  leases; and a reader's store to its hold word is visible at once, as one process cannot show that it lags;
 - the park word of a process that is dead, or not admitted yet, is nobody's.
 """
 
@@ -30,6 +32,7 @@ from arena.shm.layout import Layout, MemberWord
 from arena.shm.native import ffi
 from spec.model import put
 from spec.models import message_slots_state as slots
+from spec.models import object_slots_state as objects
 from spec.models import ring_state as ring
 
 PAD = 2**64 - 1  # the length of a record that only fills the rest of the ring
@@ -42,7 +45,8 @@ class Words:
         self._bytes = control
         self._words = control.cast("Q")
         self._ring_offset, self._ring_bytes = of.ring_offset, of.ring_bytes
-        self._slots, self._done, self._row = of.slots_offset // 8, of.done_offset // 8, of.row_bytes // 8
+        self._slots, self._row = of.slots_offset // 8, of.row_bytes // 8
+        self._done, self._hold = of.done_offset // 8, of.hold_offset // 8
 
     @property
     def published(self) -> int:
@@ -66,6 +70,9 @@ class Words:
 
     def done(self, row: int, slot: int) -> int:
         return self._words[self._done + row * self._row + slot]
+
+    def hold(self, row: int, slot: int) -> int:
+        return self._words[self._hold + row * self._row + slot]
 
     def records(self, start: int) -> Iterator[memoryview]:
         """The records from a position up to the published one."""
@@ -199,6 +206,88 @@ def observable_slots(config: slots.Config, state: slots.State) -> slots.State:
             owed = tuple([is_done and is_required for is_done, is_required in zip(done, required, strict=True)])
             seen.append(slots.Slot(owner, complete, owed, required))
     return state._replace(slots=tuple(seen))
+
+
+# ---- object slots ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ObjectsPrivate:
+    """What the processes keep to themselves, of a table that carries objects only.
+
+    Attributes:
+        owners: the writer's `SlotWriter.states`.
+        draining: by slot the evicted generation, and the mask of the rows that were seen without it since.
+        alive: which rows' processes live.
+        counts: for each row, by slot: its process's leases.
+        references: for each row, by slot: its gets and leases, as a phase and a generation.
+        holds_bytes_of: whether a slot's extent holds the bytes of a generation.
+    """
+
+    owners: Sequence[Owner]
+    draining: Mapping[int, tuple[int, int]]
+    alive: Sequence[bool]
+    counts: Sequence[Sequence[int]]
+    references: Sequence[Sequence[Sequence[tuple[str, int]]]]
+    holds_bytes_of: Callable[[int, int], bool]
+
+
+def object_slots(config: objects.Config, words: Words, private: ObjectsPrivate) -> objects.State:
+    """The state of the object-slot model that the bytes and the private state mean; a living writer's."""
+    return objects.State(
+        True,
+        tuple([_object_slot(config, words, private, slot) for slot in range(config.slots)]),
+        tuple([_object_reader(config, words, private, row) for row in range(config.readers)]),
+    )
+
+
+def object_label(words: Words, slot: int, generation: int) -> str:
+    """Which of its slot's generations that is: an eviction moves the word on by one, a claim by more."""
+    if not generation:
+        return objects.NOTHING
+    return {0: objects.CURRENT, 1: objects.EVICTED}.get(words.generation(slot) - generation, objects.OLDER)
+
+
+def _object_slot(config: objects.Config, words: Words, private: ObjectsPrivate, slot: int) -> objects.Slot:
+    generation = words.generation(slot)
+    is_open = generation > 0 and generation % 2 == 0  # to the readers: a handle may match
+    evicted, clear = private.draining.get(slot, (None, 0))
+    if private.owners[slot] is Owner.FREE:
+        owner, of = objects.FREE, None
+    elif evicted is not None:
+        owner, of = objects.DRAINING, evicted
+    else:
+        owner, of = (objects.LIVE, generation) if is_open else (objects.FILLING, generation + 1)
+    if is_open and owner != objects.LIVE:
+        owner = f"{owner}, and open"  # no state of the model
+    complete = of is not None and private.holds_bytes_of(slot, of)
+    return objects.Slot(owner, complete, tuple([bool(clear >> row & 1) for row in range(config.readers)]), objects.NOTHING)
+
+
+def _object_reader(config: objects.Config, words: Words, private: ObjectsPrivate, row: int) -> objects.Reader:
+    member = objects.EMPTY if words.member(row).state is layout.State.EMPTY else objects.JOINED
+    holds = []
+    for slot in range(config.slots):
+        word = object_label(words, slot, words.hold(row, slot))
+        found = [objects.Reference(phase, object_label(words, slot, g)) for phase, g in private.references[row][slot]]
+        count = private.counts[row][slot] if private.alive[row] else 0
+        holds.append(objects.Hold(word, count, word, tuple(sorted(found))))
+    return objects.Reader(private.alive[row], member, tuple(holds))
+
+
+def observable_objects(state: objects.State) -> objects.State:
+    """The normal form: what can be seen."""
+    seen = [
+        objects.Slot(owner, complete and owner != objects.FREE, clear, objects.NOTHING)
+        for owner, complete, clear, *_ in state.slots
+    ]
+    readers = [
+        each._replace(
+            holds=tuple([hold._replace(counted=hold.counted if each.alive else 0, visible=hold.word) for hold in each.holds])
+        )
+        for each in state.readers
+    ]
+    return state._replace(slots=tuple(seen), readers=tuple(readers))
 
 
 # ---- ring -----------------------------------------------------------------------------------------------------------

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep_slots import PAYLOAD_BYTES, AnonymousSegment, payload, put_back, saved
+from lockstep_slots import PAYLOAD_BYTES, AnonymousSegment, difference, payload, put_back, saved
 from lockstep_walks import Mismatch
 
 from arena.protocol.objects import ObjectReader, ObjectWriter, _Draining
 from arena.protocol.slots import Grant, Refusal, SlotWriter
-from arena.protocol.slots import State as Owner
 from arena.shm.layout import EMPTY_WORD, PAGE, Layout, MemberWord, State
 from arena.shm.native import ffi, lib
 from spec.model import Step
@@ -22,15 +21,12 @@ from spec.models.object_slots_state import (
     CHECKING,
     CURRENT,
     DMA,
-    DRAINING,
     DROPPED,
     EVICTED,
-    FILLING,
-    FREE,
     HELD,
-    LIVE,
     OLDER,
 )
+from spec.refine import ObjectsPrivate, object_label, object_slots, observable_objects, words_of
 
 OLD_GENERATION = 2  # the first one that a slot ever has
 
@@ -57,6 +53,7 @@ class ObjectCode:
         self.slots = SlotWriter(self.segment)
         self.writer = ObjectWriter(self.segment, self.slots)
         self.readers = [ReaderCode(self.segment, row, config.slots) for row in range(config.readers)]
+        self.words = words_of(self.segment)
         self._control = ffi.buffer(self.segment.mapping.control, self.segment.layout.control_bytes)
         self._data = ffi.buffer(self.segment.mapping.data, self.segment.layout.data_bytes)
         self.filled = [0] * config.slots  # the generation of the bytes in a slot's extent
@@ -77,13 +74,10 @@ class ObjectCode:
     # ---- what generations mean
 
     def label(self, slot: int, generation: int) -> str:
-        now = self.slots.generations[slot]
-        if generation == now:
-            return CURRENT
-        return EVICTED if generation == now - 1 else OLDER
+        return object_label(self.words, slot, generation)
 
     def generation(self, slot: int, label: str) -> int:
-        now = int(self.slots.generations[slot])
+        now = self.words.generation(slot)
         return {CURRENT: now, EVICTED: now - 1, OLDER: OLD_GENERATION}[label]
 
     def _reference(self, row: int, slot: int, phase: str, label: str) -> tuple[str, int]:
@@ -200,44 +194,31 @@ class ObjectCode:
 
     def check(self, expected: model_state.State) -> None:
         """Raises Mismatch unless code and model agree on everything that can be seen."""
-        for slot, wanted in enumerate(expected.slots):
-            self._check_slot(slot, wanted)
-        for row, reader in enumerate(expected.readers):
-            if self.readers[row].alive != reader.alive:
-                raise Mismatch(f"reader {row}: alive")
-            for slot, hold in enumerate(reader.holds):
-                self._check_hold(row, slot, hold)
+        found, wanted = object_slots(self.config, self.words, self.private()), observable_objects(expected)
+        if found != wanted:
+            raise Mismatch(difference(found, wanted))
+        generations = [self.words.generation(slot) for slot in range(self.config.slots)]
+        if list(self.slots.generations) != generations:
+            raise Mismatch(f"the writer takes the generations {generations} for {list(self.slots.generations)}")
+        self.check_views()
 
-    def _check_slot(self, slot: int, wanted: model_state.Slot) -> None:
-        owner = self._owner(slot)
-        clear = self.writer._draining[slot].clear if owner == DRAINING else 0
-        found = (owner, tuple(bool(clear >> row & 1) for row in range(self.config.readers)))
-        if found != (wanted.owner, wanted.clear):
-            raise Mismatch(f"slot {slot}: the code means {found}, the model says {wanted}")
-        if owner in (LIVE, DRAINING) and self._bytes(self.slots.offsets[slot]) != payload(slot, self.filled[slot]):
-            raise Mismatch(f"slot {slot}: its bytes are not those of its generation")
+    def private(self) -> ObjectsPrivate:
+        return ObjectsPrivate(
+            owners=self.slots.states,
+            draining={slot: (each.generation, each.clear) for slot, each in self.writer._draining.items()},
+            alive=[reader.alive for reader in self.readers],
+            counts=[[reader.count(slot) for slot in range(self.config.slots)] for reader in self.readers],
+            references=[reader.references for reader in self.readers],
+            holds_bytes_of=lambda slot, generation: self._bytes(self.slots.offsets[slot]) == payload(slot, generation),
+        )
 
-    def _owner(self, slot: int) -> str:
-        if slot in self.writer._open:
-            return LIVE
-        if slot in self.writer._draining:
-            return DRAINING
-        return FREE if self.slots.states[slot] is Owner.FREE else FILLING
-
-    def _check_hold(self, row: int, slot: int, wanted: model_state.Hold) -> None:
-        reader = self.readers[row]
-        word = next((held for each, held in self.slots.held_by(row) if each == slot), 0)
-        meaning = self.label(slot, word) if word else model_state.NOTHING
-        if meaning != wanted.word:
-            raise Mismatch(f"reader {row}, slot {slot}: the word means {meaning}, the model says {wanted.word}")
-        if reader.alive and reader.count(slot) != wanted.counted:
-            raise Mismatch(f"reader {row}, slot {slot}: {reader.count(slot)} leases, the model says {wanted.counted}")
-        found = tuple(sorted((phase, self.label(slot, generation)) for phase, generation in reader.references[slot]))
-        if found != tuple(wanted.references):
-            raise Mismatch(f"reader {row}, slot {slot}: {found}, the model says {wanted.references}")
-        for phase, generation in reader.references[slot]:
-            if phase in (HELD, DMA) and self._bytes(self.views[slot, generation]) != payload(slot, generation):
-                raise Mismatch(f"reader {row}'s view of slot {slot} does not show generation {generation}")
+    def check_views(self) -> None:
+        """Every live view, and every DMA, has the bytes of its generation."""
+        for row, reader in enumerate(self.readers):
+            for slot, references in enumerate(reader.references):
+                for phase, generation in references:
+                    if phase in (HELD, DMA) and self._bytes(self.views[slot, generation]) != payload(slot, generation):
+                        raise Mismatch(f"reader {row}'s view of slot {slot} does not show generation {generation}")
 
     def _bytes(self, offset: int) -> bytes:
         return self._data[offset : offset + PAYLOAD_BYTES]

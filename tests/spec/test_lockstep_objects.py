@@ -11,6 +11,7 @@ import pytest
 from lockstep_objects import ObjectCode
 from lockstep_walks import Mismatch, run_at_random, walk
 
+from arena.protocol.slots import Refusal
 from arena.shm.native import lib
 from spec.models import object_slots
 from spec.models.object_slots_state import Config
@@ -45,6 +46,19 @@ def generation_stays(code: ObjectCode) -> None:
     code.writer.evict = evict_without_the_word  # type: ignore[method-assign]
 
 
+def open_while_it_is_filled(code: ObjectCode) -> None:
+    """Open for a handle that is not out yet, from the claim on."""
+    claim = code.writer.claim
+
+    def claim_and_open(nbytes: int) -> int | Refusal:
+        slot = claim(nbytes)
+        if isinstance(slot, int):
+            lib.arena_object_publish(code.segment.mapping, slot, code.writer.grant_to_be(slot).generation)
+        return slot
+
+    code.writer.claim = claim_and_open  # type: ignore[assignment, method-assign]
+
+
 def reuse_without_drain(code: ObjectCode) -> None:
     """Free as soon as it is evicted."""
     evict = code.writer.evict
@@ -73,7 +87,9 @@ def release_keeps_the_word(code: ObjectCode) -> None:
         reader.code.release_hold = count_down  # type: ignore[method-assign]
 
 
-FAULTS = (no_recheck, generation_stays, reuse_without_drain, row_is_kept, release_keeps_the_word)
+FAULTS = (
+    no_recheck, generation_stays, open_while_it_is_filled, reuse_without_drain, row_is_kept, release_keeps_the_word,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
