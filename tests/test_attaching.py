@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
+import subprocess
+import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -70,3 +75,48 @@ def test_an_error_in_a_worker_is_the_last_word_on_stderr(kind: str) -> None:
         assert last == ("the true error" if kind == "SystemExit" else f"{kind}: the true error")
         assert "leaked" not in done.stderr
         writer.reap()
+
+
+def said_by_a_reader(writer: MessageQueue, *prefix: str, before: str = "") -> str:
+    """What a reader in a process that begins like that has received, or why it cannot attach."""
+    program = f"""
+import os, pickle
+from arena import MessageQueue
+from arena.errors import AttachError
+{before}
+try:
+    with MessageQueue.create_from_handle(pickle.loads({pickle.dumps(writer.export_handle())!r}), 0) as reader:
+        print(reader.dequeue(60), end="")
+except AttachError as error:
+    print(error, end="")
+"""
+    command = [*prefix, sys.executable, "-W", "error", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not writer.statistics().messages_total:
+            with suppress(TimeoutError):
+                writer.enqueue(b"a" * 5000, timeout=0.1)  # beside the ring: it takes the socket as well
+        said, errors = process.communicate(timeout=WATCHDOG_S)
+    if "unshare" in errors:
+        pytest.skip(f"no new PID namespace here: {errors.strip()}")
+    assert errors == ""
+    return said
+
+
+@BACKINGS
+def test_a_reader_of_another_pid_namespace(backing: str) -> None:
+    with MessageQueue(1, arena=config(backing), max_chunk_bytes=1024) as writer:
+        said = said_by_a_reader(writer, "unshare", "--pid", "--fork", "--kill-child")
+        if backing == "shm":
+            assert said == str(b"a" * 5000)
+        else:
+            assert re.search(r"belongs to another PID namespace.*create it with backing='shm' and share /dev/shm", said)
+
+
+@BACKINGS
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_reader_of_another_user(backing: str) -> None:
+    """The way out that is named is not the one that was taken already."""
+    with MessageQueue(1, arena=config(backing), max_chunk_bytes=1024) as writer:
+        said = said_by_a_reader(writer, before="os.setuid(65534)")
+        assert re.search(r"Permission denied: only the same user can open it.*run as .* user", said)
+        assert ("backing='shm'" in said) == (backing == "memfd")

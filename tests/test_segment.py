@@ -179,7 +179,7 @@ def test_another_file(made: Segment) -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(errno.EACCES, "same user.*backing='shm'"), (errno.EPERM, "ptrace"), (errno.EIO, "Input/output error")],
+    [(errno.EACCES, "same user.*same one, use backing='shm'"), (errno.EPERM, "ptrace"), (errno.EIO, "Input/output error")],
 )
 def test_an_open_that_is_refused_says_why(monkeypatch: pytest.MonkeyPatch, number: int, text: str) -> None:
     made = segment.create(LAYOUT)

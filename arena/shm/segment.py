@@ -355,16 +355,19 @@ def _cannot_open(handle: SegmentHandle, error: OSError) -> ArenaError:
     if error.errno in SHORTAGES:
         return refusal(f"a mapping of {handle.path}", error)
     if error.errno in (errno.EACCES, errno.EPERM):
+        who = f"{handle.path}: {error.strerror}: only the same user can open it"
+        if handle.backing == "shm":
+            return AttachError(f"{who}: run as that user")
         return AttachError(
-            f"{handle.path}: {error.strerror}: only the same user can open it, and not if process {handle.creator_pid} "
-            "is not dumpable (PR_SET_DUMPABLE 0) or ptrace is restricted: use backing='shm', or run as the same user"
+            f"{who}, and not if process {handle.creator_pid} is not dumpable (PR_SET_DUMPABLE 0) or ptrace is restricted: "
+            "run as the same user, or, as the same one, use backing='shm'"
         )
     if error.errno in (errno.ENOENT, errno.ESRCH) and handle.backing == "memfd":
         return AttachError(f"{handle.path} does not exist: process {handle.creator_pid} has ended or closed the segment")
     if error.errno == errno.ENOENT:
         return AttachError(
-            f"{handle.path} does not exist: it is unlinked once all expected readers have mapped it, or /dev/shm is not "
-            "shared with the writer; a late reader needs backing='memfd'"
+            f"{handle.path} does not exist: it is unlinked once all expected readers have mapped it, or the writer has ended, "
+            "or /dev/shm is not shared with it; a late reader needs backing='memfd'"
         )
     return AttachError(f"{handle.path}: {error.strerror} (errno {error.errno})")
 
