@@ -80,8 +80,8 @@ class MemfdBacking:
         except PermissionError as error:
             raise AttachError(
                 f"{_path_of(member)}: {error.strerror}: only the same user can open it, and not if process "
-                f"{member.pid} is not dumpable (PR_SET_DUMPABLE 0) or ptrace is restricted: run as the same user, or, as the "
-                "same one, use backing='shm'"
+                f"{member.pid} is not dumpable (PR_SET_DUMPABLE 0) or ptrace is restricted: run as the same user, or, as "
+                "the same one, use backing='shm'"
             ) from error
         status = os.fstat(fd)
         if (status.st_dev, status.st_ino) != (member.device, member.inode):

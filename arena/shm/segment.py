@@ -366,7 +366,7 @@ def _cannot_open(handle: SegmentHandle, error: OSError) -> ArenaError:
         return AttachError(f"{handle.path} does not exist: process {handle.creator_pid} has ended or closed the segment")
     if error.errno == errno.ENOENT:
         return AttachError(
-            f"{handle.path} does not exist: it is unlinked once all expected readers have mapped it, or the writer has ended, "
+            f"{handle.path} does not exist: it is unlinked once all expected readers have it, or the writer has ended, "
             "or /dev/shm is not shared with it; a late reader needs backing='memfd'"
         )
     return AttachError(f"{handle.path}: {error.strerror} (errno {error.errno})")
