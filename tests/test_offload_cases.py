@@ -55,7 +55,7 @@ def test_what_does_not_fit_into_dev_shm_is_an_error_and_no_signal(script: Callab
         pytest.skip("a mount namespace is not allowed here")
     assert code == 0, said
     assert text in said
-    assert "use " in said, "it says what would help"
+    assert "make the region smaller" in said, "it says what would help"
 
 
 @pytest.mark.parametrize("memory", BACKINGS)
