@@ -33,7 +33,8 @@ class Event(Protocol):
 
 
 class Device(ABC):
-    """One process's view of its devices.  All methods may be called from any thread.
+    """One process's view of its devices.  All methods may be called from any thread, and all but `unavailable` raise
+    ``DeviceError`` where the driver refuses or cannot tell.
 
     A driver keeps the code of a failed call until somebody asks for it, and the next call that asks may be somebody
     else's.  So whoever catches a ``DeviceError`` of `register` or `unregister` calls `drain_error` on the same object.
