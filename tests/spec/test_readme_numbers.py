@@ -11,6 +11,7 @@ import lockstep_faults
 import pytest
 import test_contracts
 import test_lockstep
+import test_lockstep_gates
 import test_lockstep_objects
 import test_lockstep_ring
 import test_message_slots
@@ -49,6 +50,10 @@ def parameters(test: Any) -> Iterator[tuple[Any, ...]]:
             yield from (getattr(each, "values", each) for each in mark.args[1])
 
 
+def count(test: Any) -> int:
+    return len(list(parameters(test)))
+
+
 def test_the_steps_of_the_lockstep_are_those_that_its_tests_count() -> None:
     counted = {
         (states, steps)
@@ -56,11 +61,13 @@ def test_the_steps_of_the_lockstep_are_those_that_its_tests_count() -> None:
             test_lockstep.test_every_step_from_every_state,
             test_lockstep_objects.test_every_step_from_every_state,
             test_lockstep_ring.test_every_call_from_every_state,
+            test_lockstep_gates.test_every_step_with_gates,
+            test_lockstep_gates.test_every_step_with_a_quarantine,
         )
         for _, states, steps in parameters(test)
     }
     told = pairs(section("Lockstep, traces, mutants").split("**Traces.**")[0])
-    assert len(told) == 12
+    assert len(told) == 16
     assert set(told) <= counted
 
 
@@ -100,21 +107,23 @@ def test_the_memory_orders_are_told_as_the_command_finds_them() -> None:
     assert {count for count in sets.values() if count != 1} == {4}
     strong = [site for site in check_header(test_orders.TEXT).sites if site.verdict == "justified"]
     assert f"{WORDS[len(strong)].capitalize()} access is stronger than needed" in text
-    assert f"{WORDS[len(list(parameters(test_orders.test_litmus)))].capitalize()} litmus tests" in text
+    assert f"{WORDS[count(test_orders.test_litmus)].capitalize()} litmus tests" in text
 
 
 @pytest.mark.parametrize(
-    ("count", "words"),
+    ("number", "words"),
     [
         (len(lockstep_faults.FAULTS), "{} seeded faults of the slot code"),
         (len(test_lockstep_objects.FAULTS), "{} of the objects'"),
-        (len(test_lockstep_ring.FAULTS), "and {} of the ring's are noticed"),
+        (len(test_lockstep_ring.FAULTS), "objects', {} of the ring's"),
+        (count(test_lockstep_gates.test_a_fault_in_the_gates_is_noticed), "ring's, {} of the gates'"),
+        (count(test_lockstep_gates.test_a_fault_in_the_quarantine_is_noticed), "and {} of the quarantine's are noticed"),
         (len(test_contracts.FAULTS), "Either finds each of {} seeded faults"),
     ],
-    ids=["slots", "objects", "ring", "arithmetic"],
+    ids=["slots", "objects", "ring", "gates", "quarantine", "arithmetic"],
 )
-def test_the_seeded_faults_are_counted(count: int, words: str) -> None:
-    assert words.format(WORDS[count]) in FLOWING.replace("Sixteen", "sixteen")
+def test_the_seeded_faults_are_counted(number: int, words: str) -> None:
+    assert words.format(WORDS[number]) in FLOWING.replace("Sixteen", "sixteen")
 
 
 def test_the_rates_that_corrupted_traces_must_be_refused_at_are_told() -> None:
