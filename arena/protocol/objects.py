@@ -149,10 +149,7 @@ class ObjectWriter:
 
     def _is_given_back(self, slot: int) -> bool:
         """Whether the writer has dropped its own tensor over what was a loan."""
-        is_free, impossible = ffi.new("uint8_t *"), ffi.new("uint64_t *")
-        return bool(
-            lib.arena_slots_free(self._mapping, [slot], 1, self._loans, self._lent, is_free, impossible)
-        )  # [slot.done]
+        return bool(self._slots.done([slot], self._loans, self._lent)[0])  # [slot.done]
 
     def is_held(self, slot: int) -> bool:
         """Whether a get would have to be waited for, were the slot evicted now: a hint, since gets go on."""

@@ -351,6 +351,14 @@ class SlotWriter:
         """Whether this thread is in the middle of a change: a signal handler or a finalizer may look, and change nothing."""
         return bool(self.lock._is_owned())
 
+    def done(self, slots: list[int], generations: Any, required: Any) -> tuple[list[int], int]:
+        """The slots whose generations their required rows have released, and the rows whose words cannot be."""
+        is_free, impossible = ffi.new("uint8_t[]", len(slots)), ffi.new("uint64_t *")
+        count = lib.arena_slots_free(
+            self._mapping, slots, len(slots), generations, required, is_free, impossible
+        )  # [slot.done]
+        return [slot for slot, free in zip(slots, is_free) if free] if count else [], int(impossible[0])
+
     # ---- for the statistics -----------------------------------------------------------------------------------
 
     def usage(self) -> tuple[int, int]:
@@ -378,7 +386,7 @@ class SlotWriter:
         sent = [slot for slot in self._sent if self.required[slot] >> row & 1]
         if not sent:
             return []
-        released, _ = self._done(sent, ffi.new("uint64_t[]", [1 << row] * len(self.states)))
+        released, _ = self.done(sent, self.generations, ffi.new("uint64_t[]", [1 << row] * len(self.states)))
         return [slot for slot in sent if slot not in released]
 
     def _released(self) -> tuple[list[int], int]:
@@ -389,14 +397,7 @@ class SlotWriter:
             busy = [slot for slot in busy if slot not in self._fences]
         if not busy:
             return [], 0
-        return self._done(busy, self.required)
-
-    def _done(self, slots: list[int], required: Any) -> tuple[list[int], int]:
-        is_free, impossible = ffi.new("uint8_t[]", len(slots)), ffi.new("uint64_t *")
-        count = lib.arena_slots_free(
-            self._mapping, slots, len(slots), self.generations, required, is_free, impossible
-        )  # [slot.done]
-        return [slot for slot, free in zip(slots, is_free) if free] if count else [], int(impossible[0])
+        return self.done(busy, self.generations, self.required)
 
     def _excuse(self, rank: int, slots: Iterable[int]) -> None:
         for slot in slots:

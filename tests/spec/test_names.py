@@ -40,7 +40,7 @@ PART_OF = {
 ELSEWHERE = {"loan_at", "own_lease", "adopt", "held_by"}
 # Changes nothing.
 LOOKS = {
-    "begin", "begun", "closed", "consumed", "draining_bytes", "entries", "entry", "grant", "grant_to_be",
+    "begin", "begun", "closed", "consumed", "done", "draining_bytes", "entries", "entry", "grant", "grant_to_be",
     "impossible_rows", "is_held", "is_in_hand", "is_loan", "is_mapped", "is_open", "lag", "look_due", "members", "n_slots",
     "owes", "plain", "position", "private", "quarantined", "record", "record_footprint", "usage", "watch",
     "writer_closed",
