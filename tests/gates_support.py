@@ -203,7 +203,7 @@ class Schedule:
 
     def write_from_device(self, side: Side) -> None:
         """The device writes the same bytes into the memory that it holds: seen only if that is somebody else's by then."""
-        if (held := self._any(side)) and held.is_in_one_chunk and side.gates._is_pinned(held.tensor):
+        if (held := self._any(side)) and held.is_in_one_chunk and side.gates._may_be_read(*side.gates._range(held.tensor)):
             source, stream = held.tensor.clone(), self.random.choice(side.device.sides)
             side.device.copy_back(source, held.tensor, stream)
             side.queue.record_use(held.tensor, stream)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from gates_support import Device
+from gates_support import Device, gates_of
 from pinned_support import PAGE, busy, message, pinned_queue, receive
 from support import SMALL, WATCHDOG_S, in_thread, python, wait_until
 
@@ -34,6 +35,27 @@ def test_all_is_pinned_before_it_is_used(pin: Pin) -> None:
     with pinned_queue(replace(SMALL, pin=pin)) as (_, reader, device):
         reader.wait_until_ready(WATCHDOG_S)
         wait_until(lambda: sum(device.registered.values()) == SMALL.capacity_bytes, "all is pinned")
+
+
+def test_a_chunk_that_is_pinned_in_the_middle_of_a_copy_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver refuses a copy from memory that is registered only in part by the time that it looks."""
+    monkeypatch.setattr(pinning, "LAZY_CHUNK_BYTES", 16 * PAGE)
+    monkeypatch.setattr(pinning.Pinning, "_start_thread", lambda self: None)
+    copy = Device.copy
+
+    def changed(self: Device, *arguments: Any, **options: Any) -> None:
+        gates_of(reader).pinning._pin_chunks(range(1))  # as the thread would
+        copy(self, *arguments, **options)
+
+    monkeypatch.setattr(Device, "copy", changed)
+    with pinned_queue(replace(SMALL, pin="background")) as (writer, reader, device):
+        tensor = receive(writer, reader, 0, 36 * PAGE)
+        assert device.registered == {}
+        copied = reader.to_device(tensor, "sim:0")
+        assert sum(device.registered.values()) == 16 * PAGE
+        device.drain()
+        assert torch.equal(copied, tensor)
+        del tensor
 
 
 def unpinned(arena: ArenaConfig, device: SimulatedDevice | None) -> tuple[str | None, int]:

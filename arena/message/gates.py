@@ -157,7 +157,8 @@ class Gates:
         stream, target = copies.target_of(self._device, tensor, where, stream)
         self._pin(tensor)
         start, cuts = 0, []
-        if tensor.numel() and self._is_pinned(tensor) and copies.is_flat(tensor):  # else it may have no address at all
+        # Pinned or not: a thread may pin some of it before the driver looks.
+        if tensor.numel() and self._range(tensor)[1] and copies.is_flat(tensor):  # else it may have no address at all
             start = tensor.data_ptr() - self._base
             cuts = self.pinning.split(start, tensor.nbytes)
         use = self._note_use(tensor, stream)
@@ -180,11 +181,8 @@ class Gates:
         copies.check_tensor(tensor)
         self._mark_use(self._note_use(tensor, self._device.stream_of(stream)))
 
-    def _is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether a device may read any of it by itself."""
-        return self._may_be_read(*self._range(tensor))
-
     def _may_be_read(self, start: int, nbytes: int) -> bool:
+        """Whether a device may read any of a range by itself."""
         return self._is_active and nbytes > 0 and self.pinning.needs_gate(start, nbytes)
 
     def _note_use(self, tensor: torch.Tensor, stream: Stream) -> Use:
