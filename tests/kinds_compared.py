@@ -57,8 +57,10 @@ def _tensor_difference(a: torch.Tensor, b: torch.Tensor) -> str | None:
         return difference(list(a.unbind()), list(b.unbind()))
     if a.layout is torch.sparse_coo:
         return difference([a._indices(), a._values()], [b._indices(), b._values()])
-    if a.layout is torch.sparse_csr:
+    if a.layout in (torch.sparse_csr, torch.sparse_bsr):
         return difference([a.crow_indices(), a.col_indices(), a.values()], [b.crow_indices(), b.col_indices(), b.values()])
+    if a.layout is torch.sparse_csc:
+        return difference([a.ccol_indices(), a.row_indices(), a.values()], [b.ccol_indices(), b.row_indices(), b.values()])
     if a.is_quantized:
         return _quantized_difference(a, b)
     if _is_dense(a) and a.stride() != b.stride():
@@ -102,6 +104,6 @@ def _array_difference(a: Any, b: Any) -> str | None:
             return f"{flag}: {getattr(a.flags, flag)} and {getattr(b.flags, flag)}"
     if isinstance(a, np.ma.MaskedArray):
         return difference([a.data, a.mask, a.fill_value], [b.data, b.mask, b.fill_value])
-    if a.dtype == object:
+    if a.dtype.hasobject:  # the bytes are addresses
         return difference(a.tolist(), b.tolist())
     return None if a.tobytes() == b.tobytes() else "bytes"

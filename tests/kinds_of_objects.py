@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import pickle
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,22 @@ class Labelled(np.ndarray):
 @kind
 def array_subclass() -> Any:
     return np.arange(COUNT).view(Labelled)
+
+
+@kind
+def array_in_a_file() -> Any:
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, dtype="f4", mode="w+", shape=(COUNT,))
+
+
+@kind
+def array_matrix() -> Any:
+    return np.matrix(np.random.rand(ROWS, COLUMNS))
+
+
+@kind
+def array_of_structures_with_objects() -> Any:
+    return np.array([(i, f"token {i}") for i in range(2000)], dtype=[("id", "i4"), ("text", "O")])
 
 
 @kind

@@ -231,6 +231,16 @@ def sparse_csr() -> torch.Tensor:
 
 
 @kind
+def sparse_csc() -> torch.Tensor:
+    return torch.eye(512).to_sparse_csc()
+
+
+@kind
+def sparse_bsr() -> torch.Tensor:
+    return torch.eye(512).to_sparse_bsr((16, 16))
+
+
+@kind
 def mkldnn() -> torch.Tensor:
     return floats().to_mkldnn()
 
@@ -271,6 +281,15 @@ def parameter_with_attribute() -> torch.Tensor:
 @kind
 def parameter_of_bytes() -> torch.Tensor:
     return torch.nn.Parameter(bytes_as(torch.float8_e4m3fn), requires_grad=False)
+
+
+class Weight(torch.nn.Parameter):
+    """A subclass of the one subclass that is diverted."""
+
+
+@kind
+def parameter_subclass() -> torch.Tensor:
+    return Weight(floats(), requires_grad=False)
 
 
 @kind
