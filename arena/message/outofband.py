@@ -34,7 +34,9 @@ from arena.shm.shortage import SHORTAGES, refusal, require_descriptors, require_
 
 _NUMBER = struct.Struct("<Q")
 _PATH_BYTES_MAX = 100  # sun_path has 108
-LINGER_MS = 1000
+LINGER_MS = 900
+"""What messages under way are given at the end: less than the second within which ``shutdown`` ends another thread's call,
+which may have to wait for that."""
 _POLL_MS = 20
 _WHAT = "a queue's out-of-band socket"
 _DESCRIPTORS = 11
