@@ -131,7 +131,7 @@ def test_a_runtime_that_is_not_loaded_is_a_reason_and_not_a_crash(monkeypatch: p
 
 def test_a_copy_to_a_device_that_this_torch_does_not_know_is_a_device_error() -> None:
     with MessageQueue(1, 1, arena=None) as writer, MessageQueue.create_from_handle(writer.export_handle(), 0) as reader:
-        with pytest.raises(DeviceError, match=r"current stream: .*CUDA"):
+        with pytest.raises(DeviceError, match=r"current stream of 'cuda': .*CUDA"):
             reader.to_device(torch.ones(3), "cuda")
         with pytest.raises(ValueError, match="tensor='x': must be a tensor"):
             reader.to_device("x", "cuda")  # type: ignore[arg-type]

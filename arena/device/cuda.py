@@ -100,7 +100,7 @@ class CudaDevice(Device):
         return int(self._loaded().get_last_error())
 
     def current_stream(self, where: torch.device | str | int | None = None) -> torch.cuda.Stream:
-        with _as_device_error("current stream"):
+        with _as_device_error("current stream" if where is None else f"current stream of {where!r}"):
             return torch.cuda.current_stream(where)
 
     def stream_of(self, given: object) -> torch.cuda.Stream:
