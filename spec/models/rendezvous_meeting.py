@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
-from spec.model import Model, Sometimes, Variant, action, invariant, put, sometimes
+from spec.model import Drain, Model, Sometimes, Variant, action, invariant, put, sometimes
 
 PROCESS = ("process",)
 
@@ -241,6 +241,20 @@ def all_agree(config: Config, state: State) -> str | None:
     return None
 
 
+TO_ARRIVE = (Step.AWAY, Step.IN, Step.TELL, Step.READY)
+THROUGH = (Step.AWAY, Step.MEMBER, Step.LEAVE, Step.GONE, Step.DEAD)
+
+
+def all_know(config: Config, state: State) -> bool:
+    """Nobody waits at a barrier that enough have come to, or can still come to, nor on the way to it."""
+    for name, seats in config.seats:
+        peers = [each for each, other in zip(state.processes, config.instances, strict=True) if other == name]
+        enough = sum(each.arrived or each.step in TO_ARRIVE for each in peers) >= seats
+        if enough and not all(each.step in THROUGH for each in peers):
+            return False
+    return True
+
+
 @sometimes("one is replaced after it has told")
 def replaced(config: Config, state: State) -> bool:
     return any(each.step == Step.DEAD and each.failed and not each.arrived for each in state.processes) and any(
@@ -265,6 +279,7 @@ def model(config: Config) -> Model:
         actions=(come, fail_before, fail_within, tell, arrive, pass_barrier, look, leave, die),
         domains={"process": range(len(config.instances))},
         invariants=(all_agree,),
+        drain=Drain("D", demanded=lambda config, state: True, good=all_know),
         sometimes=situations if rules else (),
     )
 

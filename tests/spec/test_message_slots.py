@@ -181,10 +181,13 @@ def test_the_command_fails_on_a_fault_and_tells_its_story() -> None:
 
 
 @pytest.mark.deep
-def test_three_slots_symmetry_reduced() -> None:
-    result = check(model(Config(slots=3)), symmetry=True)
+@pytest.mark.parametrize(
+    ("slots", "readers", "counts"), [(3, 2, (97_679, 549_646)), (2, 3, (146_795, 878_837))], ids=["3,2", "2,3"]
+)
+def test_large_instances_symmetry_reduced(slots: int, readers: int, counts: tuple[int, int]) -> None:
+    result = check(model(Config(slots, readers)), symmetry=True)
     assert holds(result)
-    assert (result.states, result.transitions) == (97_679, 549_646)
+    assert (result.states, result.transitions) == counts
 
 
 @pytest.mark.deep

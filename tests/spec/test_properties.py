@@ -12,16 +12,17 @@ import pytest
 
 from spec import models
 from spec.checker import check
-from spec.model import Model, State, action
+from spec.model import Action, Model, State, action
 from spec.models import membership, message_slots, object_slots, rendezvous
 from spec.models import membership_actions as entries
 from spec.models import membership_state as ranks
 from spec.models import object_slots_actions as objects
 from spec.models import object_slots_state as table
+from spec.models import rendezvous_meeting as meeting
 from spec.models import rendezvous_steps as steps
 from spec.models.rendezvous_state import Record, Step, content_of, move
 
-PROTOCOLS = ("message_slots", "object_slots", "ring", "membership", "rendezvous")
+PROTOCOLS = ("message_slots", "object_slots", "ring", "membership", "rendezvous", "rendezvous_meeting")
 
 
 @action("writer", over=("slot",), name="publish_object")
@@ -65,6 +66,11 @@ def of_rendezvous(instances: str, right: Any, wrong: Any) -> Model:
     return rendezvous.model(rendezvous.Config(instances, changed=((right, wrong),)))
 
 
+def of_meeting(without: Action) -> Model:
+    right = meeting.model(meeting.Config("AAA"))
+    return replace(right, actions=tuple(each for each in right.actions if each is not without))
+
+
 BROKEN = {
     ("message_slots", "D"): message_slots.model(message_slots.Config(1, 1, 1, without=("release",))),
     ("object_slots", "S2"): object_slots.model(object_slots.Config(changed=((objects.publish_object, publish_unfilled),))),
@@ -73,6 +79,7 @@ BROKEN = {
     ("rendezvous", "SH"): of_rendezvous("AB", steps.find_live_member, find_anybody),
     ("rendezvous", "LF"): of_rendezvous("AA", steps.unlink_entry, keep_entry),
     ("rendezvous", "D"): of_rendezvous("AA", steps.attach_memory, read_again),
+    ("rendezvous_meeting", "D"): of_meeting(without=meeting.pass_barrier),
 }
 
 
