@@ -277,14 +277,13 @@ print(object_key(value, "model", {"size": 336, "crop": None}).hex())
 
 
 def test_the_same_in_every_process_and_hash_seed() -> None:
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True, text=True, check=True, timeout=120,
-        ).stdout
-        for hash_seed in ("0", "1", "4711")
-    }  # fmt: skip
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True
+        )
+        for seed in ("0", "1", "4711")
+    ]
+    outputs = {process.communicate(timeout=120)[0] for process in processes}
     assert len(outputs) == 1
     assert len(outputs.pop().strip()) == 64
 

@@ -112,6 +112,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
         yield made
 
 
+@pytest.mark.deep
 def test_without_a_fault_the_detectors_pass(tree: Tree) -> None:
     nothing = Mutant("arena/protocol/extents.py", 1, "nothing", (ROOT / "arena/protocol/extents.py").read_text)
     tests = [TimedTest("tests/test_extents.py::test_no_bytes_at_all", 1.0, frozenset())]
