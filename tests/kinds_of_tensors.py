@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,15 +19,8 @@ DTYPES = sorted(
 )  # all that torch has, the exotic ones too
 
 
-def _empty(dtype: torch.dtype) -> torch.Tensor:
-    try:
-        return bytes_as(dtype)
-    except (RuntimeError, TypeError, NotImplementedError):  # no view of bytes: uint4, quint8 ...
-        return torch.empty(ROWS, COLUMNS, dtype=dtype)
-
-
 for _dtype in DTYPES:
-    TENSORS[f"dtype_{str(_dtype).removeprefix('torch.')}"] = lambda dtype=_dtype: _empty(dtype)
+    TENSORS[f"dtype_{str(_dtype).removeprefix('torch.')}"] = partial(bytes_as, _dtype)
 
 
 # ---- shapes and strides ---------------------------------------------------------------------------------------------

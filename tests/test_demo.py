@@ -11,8 +11,8 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,15 +90,11 @@ def long_demo(temporary: Path) -> Iterator[tuple[subprocess.Popen[str], list[psu
 
 
 def _children_at_work(engine: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The engine's children, once each worker has joined: it maps the segment."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert engine.poll() is None, engine.communicate()[1]
-        children = psutil.Process(engine.pid).children(recursive=True)
-        if sum("/memfd:arena" in Path(f"/proc/{child.pid}/maps").read_text() for child in children) == 2:
-            return children
-        time.sleep(0.1)
-    pytest.fail("the workers did not get to work")
+    """The engine's children, once both workers have joined: they map the segment."""
+    joined = partial(_children_with, engine, "/memfd:arena")
+    wait_until(lambda: engine.poll() is not None or len(joined()) == 2, "two workers that have joined")
+    assert engine.poll() is None, engine.communicate()[1]
+    return psutil.Process(engine.pid).children(recursive=True)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +121,9 @@ def test_a_worker_that_still_imports_leaves_an_interrupt_to_the_engine() -> None
     """Ctrl-C goes to all processes of a terminal: each worker that was not at work yet told of it with a traceback."""
     with subprocess.Popen([*DEMO, *SMALL, "0.1"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as engine:
         try:
-            wait_until(lambda: engine.poll() is not None or len(_importing(engine)) == 2, "two workers that import")
-            for child in _importing(engine):
+            importing = partial(_children_with, engine, "libtorch")
+            wait_until(lambda: engine.poll() is not None or len(importing()) == 2, "two workers that import")
+            for child in importing():
                 child.send_signal(signal.SIGINT)
             _, told = engine.communicate(timeout=120)
         finally:
@@ -155,10 +152,10 @@ def test_a_worker_whose_engine_ended_before_it_was_at_work_does_nothing_more(mon
     assert ended == [1]
 
 
-def _importing(engine: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The engine's children that have begun to import torch, which takes them seconds."""
+def _children_with(engine: subprocess.Popen[str], mapped: str) -> list[psutil.Process]:
+    """The engine's children that have mapped a file of such a name."""
     children = psutil.Process(engine.pid).children()
-    return [child for child in children if "libtorch" in Path(f"/proc/{child.pid}/maps").read_text()]
+    return [child for child in children if mapped in Path(f"/proc/{child.pid}/maps").read_text()]
 
 
 def test_a_worker_that_ends_is_named(tmp_path: Path) -> None:

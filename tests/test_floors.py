@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+from imports import imports_of
 
 ROOT = Path(__file__).parent.parent
 FLOORS = [
@@ -29,12 +30,8 @@ MODULES = {
 
 def imported(module: str) -> Iterator[str]:
     """The modules of the package that one imports, also inside its functions."""
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in MODULES)
-        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
-            inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            yield from inner & MODULES.keys() or {node.module}
+    for of, taken in imports_of(MODULES[module].read_text()):
+        yield from [each for each in (f"{of}.{taken}", of) if each in MODULES][:1]
 
 
 def floor(module: str) -> int:

@@ -88,7 +88,7 @@ def test_a_message_is_handed_to_no_reader_before_all_are_connected(monkeypatch: 
                 for _ in range(10):
                     with pytest.raises(TimeoutError, match=r"rank 1 \(pid \d+\) has not connected within 0.1 s"):
                         writer.enqueue(bytes(5000), timeout=0.1)
-            assert handed
+            assert handed.count(0) == 1  # the first reader is reached once, whatever is tried how often
             assert max(handed) < 100
             socket = late._end._out_of_band  # type: ignore[union-attr]
             socket._socket.connect(f"ipc:///proc/self/fd/{socket._fd}")  # type: ignore[union-attr]

@@ -86,7 +86,7 @@ class OutOfBandWriter:
         self._backlog = n_readers + _BACKLOG_SPARE
         self._directory_fd = self._listener = self._given = self._file = -1
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._reached: frozenset[bytes] = frozenset()
+        self._reached: set[bytes] = set()  # since they joined: each once, however often a message is tried
         try:
             with typed(f"a directory for sockets in {parent}"):
                 self._directory, self._directory_fd = names.new_directory(parent, lasting=named)
@@ -138,7 +138,8 @@ class OutOfBandWriter:
         for reader, gone in readers.items():
             if reader not in self._reached:
                 self._deliver([reader, b""], gone)  # which no reader takes for a message
-        self._reached = frozenset(readers)
+                self._reached.add(reader)
+        self._reached &= readers.keys()
 
     def send(self, number: int, frames: Sequence[bytes], reader: bytes, gone: Callable[[], bool]) -> None:
         """Hands a message for one reader, which was reached, to ZMQ; to nobody if it is gone.
@@ -188,7 +189,7 @@ class OutOfBandWriter:
             self._directory_fd = -1
 
     def close(self) -> None:
-        """Ends the socket, giving messages under way a second; idempotent."""
+        """Ends the socket, giving messages under way ``LINGER_MS``; idempotent."""
         self.remove_name()
         if self._context is not None and not self._context.closed:
             self._context.destroy(linger=LINGER_MS)

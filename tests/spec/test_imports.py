@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from imports import imports_of
 
 ROOT = Path(__file__).parent.parent.parent
 # What the code's memory means in the words of the models, and what its logs do.
 BRIDGES = {f"spec/{name}.py" for name in ("refine", "trace", "trace_search", "trace_messages", "trace_objects")}
-
-
-def imported(source: str) -> Iterator[str]:
-    """The absolute names of the modules that a source imports, wherever it does."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield node.module or ""
 
 
 def importers(folder: str, package: str) -> set[str]:
@@ -27,7 +17,7 @@ def importers(folder: str, package: str) -> set[str]:
     return {
         str(path.relative_to(ROOT))
         for path in (ROOT / folder).rglob("*.py")
-        if any(name.split(".")[0] == package for name in imported(path.read_text()))
+        if any(module.split(".")[0] == package for module, _ in imports_of(path.read_text()))
     }
 
 
@@ -45,4 +35,4 @@ def test_the_code_knows_nothing_of_what_holds_it(package: str) -> None:
     ["import arena", "import arena.queue as q", "from arena import queue", "def f():\n    from arena.queue import it"],
 )
 def test_an_import_is_seen(source: str) -> None:
-    assert [name.split(".")[0] for name in imported(source)] == ["arena"]
+    assert [module.split(".")[0] for module, _ in imports_of(source)] == ["arena"]
